@@ -85,5 +85,5 @@ golden: $(INSTALLED) ## Write the golden files again; read the diff before you c
 	@for script in tests/golden/regenerate_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 	@echo "== wording"; $(PYTEST) --rewrite-wording $$(grep -rl --include='test_*.py' 'wording' tests)
 
-bench: $(INSTALLED) ## Run the benchmarks, each as a ratio to the bare engine
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: $(INSTALLED) ## Measure the rows of docs/benchmarks.md and write it (12 minutes); AGAIN=1 repeats rows
+	@$(BIN)/python benchmarks $(if $(AGAIN),--again); status=$$?; $(BIN)/python docs/generate && exit $$status

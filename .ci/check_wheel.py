@@ -71,7 +71,7 @@ BASE: tuple[tuple[str, ...], ...] = (
 )
 TRAIN: tuple[tuple[str, ...], ...] = (
     ("init-model", "--lake", "L", "--out", "model", "--hidden-size", "32", "--vocabulary", "300"),
-    ("train", "--lake", "L", "--model", "model", "--loss", "awr", "--out", "run", "--episodes-per-step", "4"),
+    ("train", "--lake", "L", "--model", "model", "--loss", "awr", "--out", "run", "--set", "episodes_per_step=4"),
 )
 SERVERS: dict[str, tuple[str, ...]] = {
     "record": ("record", "--upstream", "http://127.0.0.1:9", "--lake", "L", "--port", "0"),

@@ -5,7 +5,7 @@
 The bucket is moto on loopback, in a process of its own: it says how many requests and bytes, not how fast; a latency is
 slept before each answer. Tokens take several times the memory that they may have (`cache_bytes`), so they are read in
 windows. Each rank is a process; all of them run at once: without a disk cache, with an empty one, and with the one that
-this left behind. Seconds count from the opening of the lake, imports left out. Prints Markdown for docs/benchmarks.md.
+this left behind. Seconds count from the opening of the lake, imports left out. Prints Markdown for docs/lab-log.md.
 """
 
 import argparse

@@ -10,7 +10,7 @@ client that does nothing else: no environment, no template, no tokenizer, no spo
 client while it spends on each call the CPU that collecting spent more than it: how much of the engine's speed any
 client with that much to do leaves, where they share their cores. All start with an empty prefix cache. Without --engine
 it is the scripted server of the tests, a process of its own, which answers each call after so many seconds (--pace), as
-an engine does that has processors of its own. Prints a Markdown table for docs/benchmarks.md, which states the machine.
+an engine does that has processors of its own. Prints a Markdown table for docs/lab-log.md, which states the machine.
 """
 
 import argparse

@@ -1,18 +1,19 @@
 """Credit from scan to commit: how long, how much memory, how it grows, and what an update costs.
 
-    python benchmarks/bench_credit.py [sizes|text|update|ray] [--steps 1000000 5000000 20000000] [--repeat 3] [--all]
+    python benchmarks/bench_credit.py [sizes|loop|text|update|ray] [--steps 1000000 5000000 ...] [--repeat 3] [--all]
 
 sizes   GiGPO over states of about 300 bytes with their hash stored, with and without --purity, and the exponent of
         growth. As ratios to two baselines: a raw Polars scan and sort of the same columns; and the floor, which also
         writes a result of the same columns, encoded as the job's. --all adds 100M steps, without state texts, without
         a baseline, once.
+loop    the same against loops in Python over the same steps, which read them and keep the advantages in memory.
 text    5M steps with states of 600 characters under a regular-expression anchor, which reads the texts.
 update  one changed group among the steps of the last size: seconds and bytes, as fractions of the full job's.
 ray     two Ray workers against local threads, on the last size.
 
-Without a name, all four. Each measurement is a process of its own, so that peak memory is its own; what is compared
+Without a name, all five. Each run is a process of its own, so that peak memory is its own; what is compared
 alternates, so that a drifting machine hits both. Seconds depend on what else runs; CPU seconds do less. Prints Markdown
-tables for docs/benchmarks.md.
+tables; the measurement is that of the largest size, with purity.
 """
 
 import argparse
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from measurement import Measurement, add_measurement_option, write_measurement  # noqa: E402
 
 SIZES = [1_000_000, 5_000_000, 20_000_000]
 LARGEST = 100_000_000
@@ -94,6 +97,55 @@ def floor(path: Path) -> None:
         list(pool.map(write_part, range(0, rows.height, length)))
 
 
+def python_loop(path: Path) -> None:
+    """The baseline of `loop`: the advantages of GiGPO's defaults, by dictionaries and loops."""
+    import lake
+
+    opened, columns = lake.open(path), ["group_id", "episode_id", "state_hash", "reward", "is_action_valid"]
+    score_of = dict(opened.scan("episodes").select("episode_id", "env_return").collect().rows())
+    order = ["group_id", "episode_id", "step_index"]
+    rows = opened.scan("steps").sort(order).select(columns).collect().rows()
+    compute_advantages(rows, score_of)
+
+
+def compute_advantages(
+    rows: list[tuple[int, int, int, float, bool]], score_of: dict[int, float], gamma: float = 0.95, penalty: float = 0.1
+) -> list[float]:
+    """GiGPO's advantages of steps in order, each of a group, an episode, a state, a reward, and whether it is valid."""
+    rewards_of, scores_of = dict[int, list[float]](), dict[int, list[float]]()
+    for group, episode, _, reward, _ in rows:
+        if episode not in rewards_of:
+            rewards_of[episode] = []
+            scores_of.setdefault(group, []).append(score_of[episode])
+        rewards_of[episode].append(reward)
+    returns: list[float] = []
+    for rewards in rewards_of.values():
+        following, backwards = 0.0, []
+        for reward in reversed(rewards):
+            following = reward + gamma * following
+            backwards.append(following)
+        returns += reversed(backwards)
+    step_scores = [ret - (0.0 if row[4] else penalty) for row, ret in zip(rows, returns, strict=True)]
+    anchor_scores = dict[tuple[int, int], list[float]]()
+    for (group, _, state, _, _), score in zip(rows, step_scores, strict=True):
+        anchor_scores.setdefault((group, state), []).append(score)
+    groups = {group: _mean_and_deviation(scores) for group, scores in scores_of.items()}
+    anchors = {anchor: _mean_and_deviation(scores) for anchor, scores in anchor_scores.items()}
+    advantages = []
+    for (group, episode, state, _, is_valid), score in zip(rows, step_scores, strict=True):
+        mean, deviation = groups[group]
+        episode_side = (score_of[episode] - mean) / (deviation + 1e-6)
+        episode_side -= 0.0 if is_valid else penalty / max(deviation, penalty)
+        mean, deviation = anchors[group, state]
+        advantages.append(episode_side + (score - mean) / (deviation + 1e-6))
+    return advantages
+
+
+def _mean_and_deviation(values: list[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
+
+
 def _sorted_steps(path: Path) -> "pl.DataFrame":
     import lake
 
@@ -149,6 +201,7 @@ def change_a_group(path: Path) -> None:
 TASKS: dict[str, Callable[[Path], float | None]] = {
     "scan_and_sort": scan_and_sort,
     "floor": floor,
+    "python_loop": python_loop,
     "credit": credit,
     "credit_all": credit_all,
     "credit_bare": credit_bare,
@@ -208,8 +261,9 @@ def fresh_lake(kept: Path, num_steps: int, **options: Any) -> Iterator[Path]:
         yield Path(shutil.copytree(made, Path(folder, "lake"), copy_function=os.link))
 
 
-def sizes(kept: Path, steps: list[int], repeat: int) -> None:
-    """The table of sizes, and how seconds grow."""
+def sizes(kept: Path, steps: list[int], repeat: int) -> Measurement | None:
+    """The table of sizes, and how seconds grow; the figures of the last size that has a baseline."""
+    measurement = None
     print(
         "| steps | scan + sort, s | floor, s | credit, s | to scan + sort | to the floor | of CPU | without purity, s "
         "| to the floor | of CPU | peak of the floor, GB | peak of credit, GB |"
@@ -232,9 +286,42 @@ def sizes(kept: Path, steps: list[int], repeat: int) -> None:
         peaks = [[run[task]["peak_gb"] for run in runs for task in group] for group in (base, found)]
         cells += [f"{max(peak):.2f}" if peak else "-" for peak in peaks]
         print(f"| {number:,} | {' | '.join(cells)} |", flush=True)
+        if base:
+            measurement = summarise(number, runs, "floor", "scan, sort and write as many rows", {"ratio": 1.25})
     if len(steps) > 1:
         with_purity, without = (_exponent(points) for points in found.values())
         print(f"\nExponent of growth: {with_purity:.2f}; without purity: {without:.2f}")
+    return measurement
+
+
+def loop(kept: Path, steps: int, repeat: int) -> Measurement:
+    """The job against a loop in Python."""
+    with fresh_lake(kept, steps, text=True) as path:
+        runs = [{task: measure(task, path) for task in ("python_loop", "credit_all")} for _ in range(repeat)]
+    seconds = [f"{_median(runs, task, 'seconds'):.2f}" for task in ("python_loop", "credit_all")]
+    print("| steps | loop in Python, s | credit, s | ratio |\n| --- | --- | --- | --- |")
+    print(f"| {steps:,} | {' | '.join(seconds)} | {_ratio(runs, 'credit_all', 'python_loop', 'seconds')} |")
+    return summarise(steps, runs, "python_loop", "loops in Python, in memory", {})
+
+
+def summarise(
+    steps: int, runs: list[dict[str, dict[str, float]]], task: str, baseline: str, aims: dict[str, float]
+) -> Measurement:
+    """Return the figures of the whole job against one of its baselines."""
+    seconds = _median(runs, "credit_all", "seconds")
+    return Measurement(
+        job="credit, GiGPO",
+        size=f"{steps:,} steps",
+        seconds=seconds,
+        clock="wall",
+        throughput=steps / seconds,
+        unit="steps/s",
+        peak_gb=max(run["credit_all"]["peak_gb"] for run in runs),
+        baseline=baseline,
+        baseline_seconds=_median(runs, task, "seconds"),
+        ratio=statistics.median(run["credit_all"]["seconds"] / run[task]["seconds"] for run in runs),
+        aims=aims,
+    )
 
 
 def _median(runs: list[dict[str, dict[str, float]]], task: str, unit: str) -> float:
@@ -296,13 +383,14 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", nargs="?", choices=["sizes", "text", "update", "ray", "everything"], default="everything"
+        "what", nargs="?", choices=["sizes", "loop", "text", "update", "ray", "everything"], default="everything"
     )
     parser.add_argument("--steps", type=int, nargs="+", default=SIZES)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--all", action="store_true", help="100M steps too")
     parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--lake", type=Path)
+    add_measurement_option(parser)
     options = parser.parse_args()
     if options.task:
         run_task(options.task, options.lake)
@@ -311,7 +399,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder)
         if chosen in ("sizes", "everything"):
-            sizes(kept, options.steps + [LARGEST] * options.all, options.repeat)
+            measurement = sizes(kept, options.steps + [LARGEST] * options.all, options.repeat)
+            if measurement is not None:
+                write_measurement(options.measurement, measurement)
+        if chosen in ("loop", "everything"):
+            measurement = loop(kept, options.steps[0], options.repeat)
+            if chosen == "loop":
+                write_measurement(options.measurement, measurement)
         if chosen in ("update", "everything"):
             update(kept, options.steps[-1], options.repeat)
         if chosen in ("ray", "everything"):

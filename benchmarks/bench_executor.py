@@ -10,7 +10,7 @@ cores cost, and the second what waiting at once gains; neither shows what more m
 
 With `--ingest-megabytes`, a JSONL file of synthetic tau-bench episodes is ingested into a new lake instead: without an
 executor, as the base, and with each. Seconds of processor time are those of all its processes, Ray's apart, which are
-not its children. Prints a Markdown table for docs/benchmarks.md.
+not its children. Prints a Markdown table for docs/lab-log.md.
 """
 
 import argparse

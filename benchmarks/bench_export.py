@@ -4,7 +4,7 @@
 
 A lake of chats with tool calls (those of bench_formats.py, groups of four, each episode with an outcome), exported once
 in each format. Baseline: Polars reads the tables `episodes` and `steps` of the same lake whole. Each measurement is a
-process of its own, pinned to one core. Prints a Markdown table for docs/benchmarks.md.
+process of its own, pinned to one core. Prints a Markdown table; the measurement is that of the last format.
 """
 
 import argparse
@@ -19,7 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from measurement import Measurement, add_measurement_option, write_measurement  # noqa: E402
+
 FORMATS = ("jsonl", "messages", "messages-parquet", "unpaired", "trl-completions", "atif", "eval-protocol", "massgen")
 BASELINE = "read"
 
@@ -77,6 +80,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--formats", nargs="+", default=FORMATS)
     parser.add_argument("--task")
+    add_measurement_option(parser)
     parser.add_argument("--lake", type=Path)
     given = parser.parse_args()
     if given.task:
@@ -89,9 +93,24 @@ def main() -> None:
         for name in given.formats:
             runs = [(measure(BASELINE, path), measure(name, path)) for _ in range(given.repeat)]
             ratios = [statistics.median(run[cost] / base[cost] for base, run in runs) for cost in ("cpu", "seconds")]
-            cells = [f"{runs[0][1]['rows']:,}", f"{runs[0][1]['mb']:,.0f}"]
-            cells += [f"{statistics.median(run['cpu'] for _, run in runs):.1f}", *(f"{ratio:.1f}" for ratio in ratios)]
-            print(f"| {name} | {' | '.join(cells)} | {max(run['peak_gb'] for _, run in runs):.2f} |", flush=True)
+            rows, megabytes = runs[0][1]["rows"], runs[0][1]["mb"]
+            baseline_seconds, seconds = (statistics.median(pair[side]["cpu"] for pair in runs) for side in (0, 1))
+            peak_gb = max(run["peak_gb"] for _, run in runs)
+            cells = [f"{rows:,}", f"{megabytes:,.0f}", f"{seconds:.1f}", *(f"{ratio:.1f}" for ratio in ratios)]
+            print(f"| {name} | {' | '.join(cells)} | {peak_gb:.2f} |", flush=True)
+        measurement = Measurement(
+            job=f"export, {name}",
+            size=f"{megabytes:,.0f} MB, {rows:,} episodes",
+            seconds=seconds,
+            clock="CPU",
+            throughput=megabytes / seconds,
+            unit="MB/s",
+            peak_gb=peak_gb,
+            baseline="Polars reads the rows",
+            baseline_seconds=baseline_seconds,
+            ratio=ratios[0],
+        )
+        write_measurement(given.measurement, measurement)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Ingest of synthetic tau-bench files as a ratio to `orjson.loads` of the same file, and its peak memory.
 
-    python benchmarks/bench_ingest.py [--megabytes 1000] [--repeat 3] [--keep FOLDER]
+    python benchmarks/bench_ingest.py [--megabytes 1000] [--repeat 3] [--files json jsonl] [--keep FOLDER]
 
 Both work on one core: each measurement is a process of its own, pinned to one (where the system can), and the two
 alternate, so that a drifting machine hits both. The ratio is of CPU seconds; on a machine that does nothing else they
 are wall seconds. The baseline is what a user would write: read the file, `orjson.loads` it (every line of it for
-JSONL), with Python's defaults. Prints a Markdown table for docs/benchmarks.md.
+JSONL), with Python's defaults. Prints a Markdown table; the measurement is that of the last file.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from measurement import Measurement, add_measurement_option, write_measurement  # noqa: E402
 
 
 def orjson_loads(path: Path) -> int:
@@ -100,8 +102,8 @@ def as_jsonl(path: Path) -> Path:
     return target
 
 
-def compare(name: str, path: Path, repeat: int, core: int | None) -> None:
-    """Print a row of the table."""
+def compare(name: str, baseline: str, path: Path, repeat: int, core: int | None) -> Measurement:
+    """Print a row of the table, and return its figures."""
     runs = [{task: measure(task, path, core) for task in TASKS} for _ in range(repeat)]
 
     def median(task: str, figure: str) -> float:
@@ -110,15 +112,29 @@ def compare(name: str, path: Path, repeat: int, core: int | None) -> None:
     def ratio(clock: str) -> float:
         return float(statistics.median(run["ingest"][clock] / run["orjson"][clock] for run in runs))
 
+    megabytes, episodes = path.stat().st_size / 1e6, runs[0]["ingest"]["records"]
     cells = [
-        f"{path.stat().st_size / 1e6:,.0f}",
-        f"{runs[0]['ingest']['records']:,}",
+        f"{megabytes:,.0f}",
+        f"{episodes:,}",
         *(f"{median(task, 'cpu'):.2f}" for task in TASKS),
         f"{ratio('cpu'):.2f}",
         f"{ratio('seconds'):.2f}",
         *(f"{max(run[task]['peak_gb'] for run in runs):.2f}" for task in TASKS),
     ]
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    return Measurement(
+        job=f"ingest, {name}",
+        size=f"{megabytes:,.0f} MB, {episodes:,} episodes",
+        seconds=median("ingest", "cpu"),
+        clock="CPU",
+        throughput=megabytes / median("ingest", "cpu"),
+        unit="MB/s",
+        peak_gb=max(run["ingest"]["peak_gb"] for run in runs),
+        baseline=baseline,
+        baseline_seconds=median("orjson", "cpu"),
+        ratio=ratio("cpu"),
+        aims={"ratio": 3.0, "peak_gb": 1.0},
+    )
 
 
 def main() -> None:
@@ -126,7 +142,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--files", nargs="+", choices=("json", "jsonl"), default=("json", "jsonl"))
     parser.add_argument("--keep", type=Path, help="folder for the files, which are made if they are not there")
+    add_measurement_option(parser)
     parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--file", type=Path)
     options = parser.parse_args()
@@ -146,9 +164,13 @@ def main() -> None:
         path = folder / f"tau-{options.megabytes}.json"
         if not path.exists():
             write(path, options.megabytes * 1_000_000)
-        lines = path.with_suffix(".jsonl")
-        compare("JSON array", path, options.repeat, core)
-        compare("JSONL of the same episodes", lines if lines.exists() else as_jsonl(path), options.repeat, core)
+        if "json" in options.files:
+            measurement = compare("a JSON array", "orjson.loads of the file", path, options.repeat, core)
+        if "jsonl" in options.files:
+            lines = path.with_suffix(".jsonl")
+            lines = lines if lines.exists() else as_jsonl(path)
+            measurement = compare("JSONL", "orjson.loads of each line", lines, options.repeat, core)
+        write_measurement(options.measurement, measurement)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python benchmarks/bench_lake.py [--commits 10000] [--writers 8] [--each 50] [--rows 20000]
 
-Baselines of the same run: delta-rs' own writer with its defaults. Prints Markdown tables for docs/benchmarks.md.
+Baselines of the same run: delta-rs' own writer with its defaults. Prints Markdown tables; the measurement is
+that of the writers. `--commits 0` leaves the opening out.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import numpy as np  # noqa: E402
 import polars as pl  # noqa: E402
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake  # noqa: E402
 from deltalake.exceptions import CommitFailedError  # noqa: E402
+from measurement import Measurement, add_measurement_option, write_measurement  # noqa: E402
 
 import lake  # noqa: E402
 from lake import ids  # noqa: E402
@@ -97,22 +99,36 @@ def race(task: Callable[..., None], path: Path, writers: int, each: int) -> tupl
     return seconds, took
 
 
-def commits(folder: Path, writers: int, each: int) -> None:
-    """Commit rate and latency of concurrent writers."""
+def commits(folder: Path, writers: int, each: int) -> Measurement:
+    """Print rate and latency of concurrent writers, and return them."""
     lake.open(folder / "lake", create=True)
     rows = pl.DataFrame({"run": ["r"], "state": ["s"], "reward": [0.0]}).head(0).to_arrow()
     DeltaTable.create(str(folder / "plain"), schema=Schema.from_arrow(rows.schema))
     print("| writer | batches/s | commits/s | median, ms | 99th percentile, ms |\n| --- | --- | --- | --- | --- |")
+    batch_seconds, waits_ms = [], {}
     for name, task, path, per_batch in (
         ("delta-rs defaults, one table, duplicates possible", plain, folder / "plain", 1),
         ("lake: steps, then episodes, exactly once", record, folder / "lake", 2),
     ):
         seconds, took = race(task, path, writers, each)
         rate = len(took) / seconds
-        print(
-            f"| {name} | {rate:.0f} | {rate * per_batch:.0f} | {statistics.median(took) * 1e3:.0f} | "
-            f"{statistics.quantiles(took, n=100)[98] * 1e3:.0f} |"
-        )
+        median, tail = statistics.median(took) * 1e3, statistics.quantiles(took, n=100)[98] * 1e3
+        print(f"| {name} | {rate:.0f} | {rate * per_batch:.0f} | {median:.0f} | {tail:.0f} |")
+        batch_seconds.append(1 / rate)
+        waits_ms = {"commit of a batch, median": median, "commit of a batch, p99": tail}
+    return Measurement(
+        job="commits, exactly once",
+        size=f"{writers} writers, {each} batches of {BATCH} episodes each",
+        seconds=batch_seconds[1],
+        clock="wall",
+        throughput=BATCH / batch_seconds[1],
+        unit="episodes/s",
+        peak_gb=None,
+        baseline="delta-rs appends steps, with duplicates",
+        baseline_seconds=batch_seconds[0],
+        ratio=batch_seconds[1] / batch_seconds[0],
+        waits_ms=waits_ms,
+    )
 
 
 _OPEN = """
@@ -209,14 +225,16 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=8)
     parser.add_argument("--each", type=int, default=50)
     parser.add_argument("--rows", type=int, default=20_000)
+    add_measurement_option(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size(folder, args.rows)
         print()
-        commits(folder, args.writers, args.each)
-        print()
-        opening(folder, args.commits)
+        write_measurement(args.measurement, commits(folder, args.writers, args.each))
+        if args.commits:
+            print()
+            opening(folder, args.commits)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@
 
 The model is one layer of Qwen2.5-0.5B's width with its vocabulary, so that the head is what counts; weights and their
 gradient are there before the measurement begins. Each measurement is a process of its own; the kinds alternate. Prints
-a Markdown table for docs/benchmarks.md.
+a Markdown table for docs/lab-log.md.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 Selecting and planning read lengths and keys alone, so a lake without tokens costs what one with tokens costs. Every
 episode is one step; sequences have 50 to 1,500 tokens, and an optimizer step takes 256 episodes. Each size is planned
-in a process of its own, which tells how much memory it held at most. Prints Markdown for docs/benchmarks.md.
+in a process of its own, which tells how much memory it held at most. Prints Markdown for docs/lab-log.md.
 """
 
 import argparse

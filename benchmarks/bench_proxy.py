@@ -1,13 +1,13 @@
 """What the recording proxy costs: calls through it beside calls to the engine itself, in the same run.
 
-    python benchmarks/bench_proxy.py [--runs 3] [--calls 600] [--durable]
+    python benchmarks/bench_proxy.py [--runs 3] [--calls 600] [--at-once 1 64 1000] [--durable]
 
 The engine, the proxy (`trajlake record`) and the clients are processes of their own. The engine answers at once, whole
 or as a stream of 30 chunks with token ids and log-probabilities, so that what is measured is overhead: a real one takes
 longer for its first token than all of this. Of several runs the best counts, as others may use the machine. `added` is
 the difference of percentiles through the proxy and bare. CPU is that of the proxy's process, from the first call until
 all is in the lake. With --durable a proxy that syncs each call before its answer stands beside one that does not, not
-beside the engine. Prints a Markdown table for docs/benchmarks.md.
+beside the engine. Prints a Markdown table; the measurement is that of whole answers at the first level of `--at-once`.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+from measurement import Measurement, add_measurement_option, write_measurement
 
 ROOT = Path(__file__).parents[1]
 CHUNKS = 30
@@ -171,6 +172,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--calls", type=int, default=600, help="of each run; 1,000 at once make 3 each at least")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 64, 1000], help="calls under way")
+    add_measurement_option(parser)
     parser.add_argument("--durable", action="store_true", help="compare proxies with and without --durable")
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -183,7 +186,8 @@ def main() -> None:
     head += ("added p50 / p99, ms", "CPU, ms a call", "peak RSS, MB")
     print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
     with process(sys.executable, __file__, "--engine") as (_, url):
-        for at_once in (1, 64, 1000):
+        measurements, waits_ms = [], dict[str, float]()
+        for at_once in given.at_once:
             calls = max(given.calls, 2 * at_once)
             for stream in (False, True):
                 bare, best = None, None
@@ -210,6 +214,25 @@ def main() -> None:
                     f"{best[3]:,.0f}",
                 ]
                 print(f"| {' | '.join(cells)} |", flush=True)
+                if at_once == given.at_once[0]:
+                    answer = "30 chunks" if stream else "a whole answer"
+                    for name_of_share, share in (("median", 0.5), ("p99", 0.99)):
+                        waits_ms[f"proxy, {answer}, {name_of_share}"] = at(best[0], share)
+                measurement = Measurement(
+                    job="calls through the proxy",
+                    size=f"{calls:,} whole answers, {at_once:,} at once",
+                    seconds=best[1],
+                    clock="wall",
+                    throughput=rates[1],
+                    unit="calls/s",
+                    peak_gb=best[3] / 1e3,
+                    baseline="calls to the engine",
+                    baseline_seconds=bare[1],
+                    ratio=best[1] / bare[1],
+                    waits_ms=waits_ms,
+                )
+                measurements.append(measurement)
+        write_measurement(given.measurement, measurements[0])
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """What recording costs an agent: the time of one step (its context, an action and a reward), in the agent's own thread.
 
-    python benchmarks/bench_recorder.py [--seconds 10]
+    python benchmarks/bench_recorder.py [--seconds 10] [--only-unpaused]
 
 Percentiles over all steps, in microseconds, while what is finished is delivered to a lake in the background. Between
 two steps an agent sleeps, as if it waited for a model: after a pause a processor is slow for a while, whatever it runs.
 How slow, `control` shows: about the same work without a pause, done by the standard library. `bare` is the same loop
 with the recorder switched off, `history` one whose steps are given the whole conversation of 20 messages. `end` is
-leaving an episode, which waits until it is on the disk. Prints a Markdown table for docs/benchmarks.md.
+leaving an episode, which waits until it is on the disk. Prints a Markdown table; the measurement is that of one agent
+without pauses.
 """
 
 import argparse
 import json
 import os
+import resource
+import statistics
 import sys
 import tempfile
 import threading
@@ -19,7 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from measurement import Measurement, add_measurement_option, write_measurement  # noqa: E402
 
 import lake  # noqa: E402
 
@@ -95,24 +100,49 @@ def row(name: str, seconds: list[float]) -> str:
     return f"| {name} | {' | '.join(cells)} | {seconds[-1] * 1e6:,.0f} |"
 
 
+def summarise(steps: list[float], ends: list[float], standard: list[float]) -> Measurement:
+    """Return the figures of an agent without pauses; all three arguments are sorted seconds."""
+    median, standard_median = statistics.median(steps), statistics.median(standard)
+    waits = {"recorded step, median": median, "recorded step, p99": steps[int(len(steps) * 0.99)]}
+    return Measurement(
+        job="recording a step",
+        size=f"{len(steps):,} steps of 840 characters",
+        seconds=median,
+        clock="wall",
+        throughput=len(steps) / sum(steps),
+        unit="steps/s",
+        peak_gb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        baseline="two JSON round trips of the context",
+        baseline_seconds=standard_median,
+        ratio=median / standard_median,
+        waits_ms={name: 1e3 * wait for name, wait in (waits | {"end of an episode": statistics.median(ends)}).items()},
+        aims={"recorded step, median": 0.03, "recorded step, p99": 0.15},
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10, help="about how long each loop is to sleep")
+    parser.add_argument("--only-unpaused", action="store_true", help="one agent without pauses")
+    add_measurement_option(parser)
     given = parser.parse_args()
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
     print("| microseconds | p50 | p99 | p99.9 | most |\n| --- | --- | --- | --- | --- |")
-    for threads, pause in ((1, 0.0), (1, 0.001), (1, 0.01), (8, 0.001)):
+    for threads, pause in ((1, 0.0), (1, 0.001), (1, 0.01), (8, 0.001))[: 1 if given.only_unpaused else None]:
         episodes = threads * int(given.seconds / STEPS / max(pause, 0.001))
         about = f"{threads} at once, {1000 * pause:g} ms between steps"
         if threads == 1:
-            print(row(f"{about}, control", control(episodes * STEPS, pause)), flush=True)
+            standard = control(episodes * STEPS, pause)
+            print(row(f"{about}, control", standard), flush=True)
         for kind, seen in (("bare", MESSAGE), ("recorded", MESSAGE), ("history", HISTORY)):
             said = {"messages" if kind == "history" else "context": seen}
             steps, ends = measured(threads, episodes, STEPS, pause, said, enabled=kind != "bare")
             print(row(f"{about}, {kind}: step", steps), flush=True)
             if kind == "recorded":
                 print(row(f"{about}, {kind}: end", ends), flush=True)
+                if pause == 0.0:
+                    write_measurement(given.measurement, summarise(steps, ends, standard))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ One worker at the strongest level this machine has, a trajectory of 12 KB (20 st
 with a regular expression. "JSON text" hands the messages over as they lie in a lake, "objects" as Python lists and
 dicts. The two sides alternate, so that a drifting machine hits both; medians. A worker and its caller work at the same
 time, so wall time needs two idle cores; processor time (of both together) does not. Prints Markdown tables for
-docs/benchmarks.md.
+docs/lab-log.md.
 """
 
 import argparse

@@ -9,7 +9,7 @@ steps is measured here (credit of everything: bench_credit.py). Episodes of 10 s
 million steps, 16 runs, nothing compacted.
 
 Each question is asked in a process of its own, of the same lake; imports are left out. Prints Markdown for
-docs/benchmarks.md; the exponent is the slope between the two largest lakes.
+docs/lab-log.md; the exponent is the slope between the two largest lakes.
 """
 
 import argparse
@@ -45,13 +45,15 @@ from pipelines.credit.health import (  # noqa: E402
     IntegrityConfig,
 )
 from pipelines.credit.inputs import (  # noqa: E402
+    CreditConfig,
     Sources,
     hash_groups,
+    read_inputs,
 )
 
 STEPS, SIBLINGS, CHUNK, RUNS = 10, 8, 100_000, 16
 ESTIMATOR = GiGPO(step_source="terminal_score")
-CHECKS = ids.key_hash("checks", IntegrityConfig().model_dump_json(exclude={"examples"}), True)
+CONFIG = CreditConfig.resolve(ESTIMATOR, Sources(), IntegrityConfig(), purity=True)
 LAST = "last"
 """The run whose steps are really there: the round that was just collected."""
 
@@ -65,9 +67,9 @@ def make(path: Path, steps: int) -> None:
     _append(path, store, first, shared)
     row = first.select("episode_id", "group_id").row(0)
     (path / "known.json").write_text(json.dumps(row))
-    planned = credit_job._make_plan(lk.snapshot(), ESTIMATOR, Sources(), CHECKS, None)
+    inputs = read_inputs(lk.snapshot(), CONFIG, None)
     # What a credit job found in each group: the next one of its series compares with it.
-    with credit_job._open_job(lk, planned) as job:
+    with credit_job._open_job(lk, CONFIG, inputs) as job:
         job.write("credit_groups", _found(first))
         for chunk in range(1, chunks):
             episodes = _episodes(rng, CHUNK, f"run {chunk * RUNS // chunks}", chunk)
@@ -150,7 +152,7 @@ def _found(episodes: pl.DataFrame) -> pl.DataFrame:
     selected = episodes.select(*names, episode_score="env_return", collected_group_id="group_id")
     selected = selected.sort("group_id", "episode_id")
     runs = selected.group_by("group_id").agg(pl.col("run_id").first())
-    found = hash_groups(selected, checks=CHECKS).join(runs, on="group_id")
+    found = hash_groups(selected, checks=CONFIG.checks).join(runs, on="group_id")
     found = found.with_columns(
         pl.lit(value=False).alias("is_dead"),
         pl.lit("").alias("findings"),

@@ -4,7 +4,7 @@
 
 A lake's side opens the lake and its snapshot, so visibility is paid for; DuckDB's side is told the files. Each
 measurement is a process of its own, imports left out; the two alternate, so that a drifting machine hits both. Prints
-Markdown tables for docs/benchmarks.md.
+Markdown tables; the measurement is the first query over a whole table, with the waits of point queries.
 """
 
 import argparse
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from measurement import Measurement, add_measurement_option, write_measurement  # noqa: E402
 
 QUERIES = {
     "group by": "SELECT group_id, count(*) AS n, avg(reward) AS mean FROM {steps} GROUP BY group_id",
@@ -71,11 +73,12 @@ def measure(side: str, path: Path, name: str) -> float:
     return float(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
 
-def ratios(steps: int, repeat: int) -> None:
-    """Print the table of whole-table queries."""
+def ratios(steps: int, repeat: int, waits_ms: dict[str, float]) -> Measurement:
+    """Print the table of whole-table queries; the figures of the first."""
     from synthetic import steps_lake
 
     print(f"| {steps:,} steps | DuckDB, s | lake, s | ratio |\n| --- | --- | --- | --- |")
+    measurements = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "lake")
         steps_lake(path, steps)
@@ -84,6 +87,22 @@ def ratios(steps: int, repeat: int) -> None:
             base, lake_s = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
             ratio = statistics.median(mine / theirs for theirs, mine in pairs)
             print(f"| {name} | {base:.3f} | {lake_s:.3f} | {ratio:.2f} |", flush=True)
+            measurement = Measurement(
+                job=f"SQL, {name}",
+                size=f"{steps:,} steps",
+                seconds=lake_s,
+                clock="wall",
+                throughput=steps / lake_s,
+                unit="steps/s",
+                peak_gb=None,
+                baseline="DuckDB reads the Parquet files",
+                baseline_seconds=base,
+                ratio=ratio,
+                waits_ms=waits_ms,
+                aims={"ratio": 1.2} | dict.fromkeys(waits_ms, 100.0),
+            )
+            measurements.append(measurement)
+    return measurements[0]
 
 
 def many_files_lake(path: Path, files: int, seed: int = 0) -> tuple[Any, list[tuple[int, int]]]:
@@ -123,11 +142,12 @@ def many_files_lake(path: Path, files: int, seed: int = 0) -> tuple[Any, list[tu
     return lake.open(path), pairs
 
 
-def points(files: int, repeat: int) -> None:
-    """Print the table of point queries."""
+def points(files: int, repeat: int) -> dict[str, float]:
+    """Print the table of point queries; the milliseconds of an episode, first and next."""
     import lake
     from lake.read.query_pruning import get_planner
 
+    waits_ms: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         lk, episodes = many_files_lake(Path(folder, "lake"), files)
         get_planner()
@@ -145,6 +165,13 @@ def points(files: int, repeat: int) -> None:
                         seconds = timed(lambda query=query, params=params: session.query(query, params))
                         (later if turn else first).append(seconds)
             print(f"| {name} | {statistics.median(first):.3f} | {statistics.median(later):.3f} |", flush=True)
+            if name == "one episode, all columns":
+                both = {"first": first, "next": later}
+                waits_ms = {
+                    f"SQL, {when} episode, {files:,} files": 1e3 * statistics.median(times)
+                    for when, times in both.items()
+                }
+    return waits_ms
 
 
 def main() -> None:
@@ -156,12 +183,13 @@ def main() -> None:
     parser.add_argument("--side", choices=["lake", "duckdb"])
     parser.add_argument("--lake", type=Path)
     parser.add_argument("--query", choices=list(QUERIES))
+    add_measurement_option(parser)
     options = parser.parse_args()
     if options.side:
         print(json.dumps((of_lake if options.side == "lake" else of_duckdb)(options.lake, options.query)))
         return
-    points(options.files, options.repeat)
-    ratios(options.steps, options.repeat)
+    waits_ms = points(options.files, options.repeat)
+    write_measurement(options.measurement, ratios(options.steps, options.repeat, waits_ms))
 
 
 if __name__ == "__main__":

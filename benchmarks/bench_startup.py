@@ -1,6 +1,6 @@
 """How long small commands take, as ratios to a bare interpreter and to importing the engines they cannot do without.
 
-    python benchmarks/bench_startup.py [trajectories.json]
+    python benchmarks/bench_startup.py [trajectories.json] [--rounds 7]
 
 Every line is the least of several runs, taken in turns so that a busy minute falls on all of them alike: wall-clock and
 CPU seconds of a process of its own. `over pass` is the ratio to `python -c pass`, `over engines` that to
@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import tau_like
+from measurement import Measurement, add_measurement_option, write_measurement
 
-ROUNDS = 7
 TRAJLAKE = [sys.executable, "-c", "from lake.cli import main; main()"]
 
 
@@ -34,7 +34,10 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="trajectories in tau-bench's shape")
-    given = parser.parse_args().file
+    parser.add_argument("--rounds", type=int, default=7)
+    add_measurement_option(parser)
+    options = parser.parse_args()
+    given = options.file
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         source = given or folder / "made-up.json"
@@ -43,7 +46,7 @@ def main() -> None:
         lake = ["--lake", str(folder / "lake")]
         subprocess.run([*TRAJLAKE, "ingest", str(source), *lake], check=True, stdout=subprocess.DEVNULL)
         best: dict[str, tuple[float, float]] = {}
-        for number in range(ROUNDS):
+        for number in range(options.rounds):
             fresh = ["--lake", str(folder / f"lake-{number}")]
             commands = {
                 "python -c pass": [sys.executable, "-c", "pass"],
@@ -63,6 +66,27 @@ def main() -> None:
         print("| command | wall s | CPU s | over pass | over engines |\n| --- | --- | --- | --- | --- |")
         for name, (wall, cpu) in best.items():
             print(f"| {name} | {wall:.2f} | {cpu:.2f} | {wall / bare[0]:.1f} | {wall / engines[0]:.2f} |")
+    sql_seconds = best["trajlake sql"][0]
+    measurement = Measurement(
+        job="start-up of `trajlake sql`",
+        size="4 MB of trajectories",
+        seconds=sql_seconds,
+        clock="wall",
+        throughput=1 / sql_seconds,
+        unit="commands/s",
+        peak_gb=None,
+        baseline="`import polars, duckdb`",
+        baseline_seconds=engines[0],
+        ratio=sql_seconds / engines[0],
+        waits_ms={f"`{name}`": wall * 1e3 for name, (wall, _) in best.items() if name.startswith("trajlake")},
+        aims={
+            "`trajlake tables`": 500,
+            "`trajlake sql`": 500,
+            "`trajlake ingest`": 800,
+            "`trajlake credit gigpo`": 1500,
+        },
+    )
+    write_measurement(options.measurement, measurement)
 
 
 if __name__ == "__main__":

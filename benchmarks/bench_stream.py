@@ -12,7 +12,7 @@ advantages, in batches of as many tokens, in their own environments (`peers.py`,
 in process and with two worker processes, of which the better counts.
 
 With --exits, so many processes end in the middle of a stream, one half of them by an error; how many were aborted is
-printed. Prints Markdown for docs/benchmarks.md.
+printed. Prints Markdown.
 """
 
 import argparse
@@ -29,6 +29,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from measurement import Measurement, add_measurement_option, write_measurement  # noqa: E402
 
 COLUMNS = ["context_ids", "action_ids", "action_mask", "action_logprobs"]
 TOKEN_BUDGET = 16_384
@@ -169,20 +171,21 @@ def measure_peer(name: str, rows: Path, batch: int, repeat: int, seconds: float)
     return max(found.items(), key=lambda item: item[1]["rows"])
 
 
-def print_peers(options: argparse.Namespace, path: Path, ours: Figures) -> None:
+def print_peers(options: argparse.Namespace, path: Path, measurement: Measurement) -> None:
     """One line for each peer, and ours."""
     from peers import PeerError
 
+    rows_per_second = options.rows / measurement.seconds
     rows = path.parent / "rows.npz"
     batch = round(TOKEN_BUDGET / write_rows(path, rows))
-    lines = [f"| trajlake | packed, 2 threads | {ours['rows']:,.0f} | {ours['tokens'] / 1e6:.2f} | 1 |"]
+    lines = [f"| trajlake | packed, 2 threads | {rows_per_second:,.0f} | {measurement.throughput:.2f} | 1 |"]
     for name in PEERS if options.peers == ["all"] else options.peers:
         try:
             setting, rates = measure_peer(name, rows, batch, options.repeat, options.peer_seconds)
         except PeerError as error:
             lines.append(f"| {name} | {error} | | | |")
             continue
-        figures = f"{rates['rows']:,.0f} | {rates['tokens'] / 1e6:.2f} | {ours['rows'] / rates['rows']:.1f}"
+        figures = f"{rates['rows']:,.0f} | {rates['tokens'] / 1e6:.2f} | {rows_per_second / rates['rows']:.1f}"
         lines.append(f"| {name} | padded, {setting} | {figures} |")
     print(f"\nBatches of {batch} rows:\n")
     print("| package | batches | rows/s | million tokens/s | ours is so many times as fast |")
@@ -220,8 +223,8 @@ def aborted(path: Path, exits: int) -> int:
     return bad
 
 
-def print_table(rows: int, pairs: list[list[Figures]]) -> Figures:
-    """Medians over the repetitions; what the stream does a second."""
+def print_table(rows: int, pairs: list[list[Figures]]) -> Measurement:
+    """Print medians over the repetitions, and return them."""
 
     def median(number: int, name: str) -> float:
         return statistics.median(pair[number][name] for pair in pairs)
@@ -236,7 +239,19 @@ def print_table(rows: int, pairs: list[list[Figures]]) -> Figures:
     print(f"| | processor, s | {median(0, 'cpu'):.2f} | {median(1, 'cpu'):.2f} | {speed('cpu'):.2f} |")
     peak = max(pair[1]["peak_gb"] for pair in pairs)
     print(f"\nPlan: {median(1, 'plan_seconds'):.2f} s. Peak of the stream: {peak:.2f} GB.")
-    return {"rows": rows / ours, "tokens": median(1, "tokens") / ours}
+    return Measurement(
+        job="training stream, PPO batches",
+        size=f"{rows:,} token rows",
+        seconds=ours,
+        clock="wall",
+        throughput=median(1, "tokens") / ours / 1e6,
+        unit="million tokens/s",
+        peak_gb=peak,
+        baseline="two threads decode the columns",
+        baseline_seconds=median(0, "seconds"),
+        ratio=statistics.median(pair[1]["seconds"] / pair[0]["seconds"] for pair in pairs),
+        aims={"ratio": 1.67},
+    )
 
 
 def main() -> None:
@@ -250,6 +265,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--leave", choices=("end", "error"))
     parser.add_argument("--lake", type=Path)
+    add_measurement_option(parser)
     options = parser.parse_args()
     if options.task:
         run_task(options.task, options.lake)
@@ -265,9 +281,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "lake")
         run_credit(tokens_lake(path, options.rows), GiGPO())
-        ours = print_table(options.rows, [[measure(task, path) for task in TASKS] for _ in range(options.repeat)])
+        pairs = [[measure(task, path) for task in TASKS] for _ in range(options.repeat)]
+        measurement = print_table(options.rows, pairs)
+        write_measurement(options.measurement, measurement)
         if options.peers:
-            print_peers(options, path, ours)
+            print_peers(options, path, measurement)
         if options.exits:
             print(f"\n{aborted(path, options.exits)} of {options.exits} process exits aborted")
 

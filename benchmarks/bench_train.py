@@ -1,6 +1,6 @@
 """A training step on the CPU against TRL's trainers: the same tokens, model, optimizer and dtype, one intra-op thread.
 
-    python benchmarks/bench_train.py [--steps 5] [--repeat 2] [--workload rows turns]
+    python benchmarks/bench_train.py [--steps 5] [--repeat 2] [--workload rows turns] [--fastest]
 
     rows    episodes of one turn: 32 to 512 tokens of context, 16 to 256 of action; 16 episodes an optimizer step
     turns   episodes of 12 turns, each 40 to 80 tokens of context and 8 to 16 of action; 4 episodes an optimizer step
@@ -10,8 +10,10 @@ the same order: SFTTrainer with padded batches of several sizes, without padding
 turns also as one row per turn, its context repeated, which is what a data set of prompts and completions holds. Data
 preparation is left out on both sides; the first optimizer steps are not counted. Seconds of the processor stand beside
 the clock's, because a machine's load disturbs them less. Gradients are compared on the first optimizer step: mean NLL
-over action tokens, and the DAPO loss of GRPOTrainer. Each measurement is a process of its own; the kinds alternate.
-Prints Markdown for docs/benchmarks.md; without TRL, where it cannot be installed, this project's figures alone.
+over action tokens, and the DAPO loss of GRPOTrainer. Each run is a process of its own; the kinds alternate. `bare` is
+a loop over the same rows, one at a time, with transformers' model and nothing else. Prints Markdown; where TRL cannot
+be installed, its rows are missing. With --fastest TRL runs only in its fastest layout on a CPU, and gradients are not
+compared. The measurement is against the fastest layout of TRL, and against the bare loop where TRL is missing.
 """
 
 import argparse
@@ -30,6 +32,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import peers  # noqa: E402
+from measurement import Measurement, add_measurement_option, write_measurement  # noqa: E402
 from training_rows import WORKLOADS, Workload, configuration, export, make_lake, make_model  # noqa: E402
 
 WARM = 2
@@ -59,6 +62,41 @@ def run_ours(folder: Path, workload: Workload) -> dict[str, Any]:
         wall.append(time.perf_counter())
         cpu.append(time.process_time())
         losses.append(report.metrics["loss"])
+    return {"wall": np.diff(wall).tolist(), "cpu": np.diff(cpu).tolist(), "loss": statistics.mean(losses)}
+
+
+def run_bare(folder: Path, _workload: Workload) -> dict[str, Any]:
+    """Train the same rows by a plain loop; seconds of each step."""
+    import time
+
+    import torch
+    from safetensors.torch import load_file
+    from torch.nn.functional import cross_entropy
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    tensors = load_file(folder / "sequence.safetensors")
+    lengths = tensors["lengths"].tolist()
+    rows = zip(*(torch.split_with_sizes(tensors[name], lengths) for name in ("ids", "trained")), strict=True)
+    wall, cpu, losses = [time.perf_counter()], [time.process_time()], []
+    for size in tensors["steps"].tolist():
+        step = [next(rows) for _ in range(size)]
+        tokens = sum(int(trained_T.sum()) for _, trained_T in step)
+        total = 0.0
+        for ids_T, trained_T in step:
+            labels_T = torch.where(trained_T.bool(), ids_T, -100)
+            logits_T_V = model(input_ids=ids_T[None]).logits[0]
+            loss = cross_entropy(logits_T_V[:-1], labels_T[1:], reduction="sum") / tokens
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        wall.append(time.perf_counter())
+        cpu.append(time.process_time())
+        losses.append(total)
     return {"wall": np.diff(wall).tolist(), "cpu": np.diff(cpu).tolist(), "loss": statistics.mean(losses)}
 
 
@@ -110,16 +148,17 @@ def compare_gradients(folder: Path, losses: dict[str, float]) -> None:
         print(f"| {loss} | {name} | {figures} |")
 
 
-def measure(folder: Path, name: str, repeat: int, *, with_peer: bool) -> None:
-    """Print the table of one workload."""
+def measure(folder: Path, name: str, repeat: int, *, with_peer: bool, fastest: bool) -> Measurement:
+    """Print the table of one workload, and return its figures against the fastest of the others."""
     workload = WORKLOADS[name]
     exported = ours("export", folder, name)
-    kinds: list[tuple[str, ...]] = [("ours",), *(workload.peers if with_peer else ())]
+    layouts = (("sequence", "padded", "1"),) if fastest else workload.peers
+    kinds: list[tuple[str, ...]] = [("ours",), ("bare",), *(layouts if with_peer else ())]
     runs: dict[tuple[str, ...], list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for _ in range(repeat):
         for kind in kinds:
-            if kind == ("ours",):
-                runs[kind].append(ours("ours", folder, name))
+            if len(kind) == 1:
+                runs[kind].append(ours(kind[0], folder, name))
             else:
                 unit, layout, rows = kind
                 extra = ["--layout", layout, "--rows", rows]
@@ -139,16 +178,33 @@ def measure(folder: Path, name: str, repeat: int, *, with_peer: bool) -> None:
     print("\n| trainer | tokens/s | episodes/s | ours / this | of processor time |")
     print("| --- | --- | --- | --- | --- |")
     for kind, found in speed.items():
-        told = "ours" if kind == ("ours",) else described(*kind)
+        told = kind[0] if len(kind) == 1 else described(*kind)
         ratios = [speed[("ours",)][clock] / found[clock] for clock in ("wall", "cpu")]
         print(f"| {told} | {found['wall']:,.0f} | {found['wall'] / episodes:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
-    if with_peer:
+    if with_peer and not fastest:
         compare_gradients(folder, exported["losses"])
+    peer = max(layouts if with_peer else [("bare",)], key=lambda kind: speed[kind]["cpu"])
+    tokens = exported["tokens"]
+    seconds, baseline_seconds = (tokens / speed[kind]["cpu"] for kind in (("ours",), peer))
+    return Measurement(
+        job="training, SFT",
+        size=f"{tokens:,} tokens, a Llama of a million parameters",
+        seconds=seconds,
+        clock="CPU",
+        throughput=speed[("ours",)]["cpu"],
+        unit="tokens/s",
+        peak_gb=None,
+        baseline=described(*peer) if with_peer else "a bare loop with transformers",
+        baseline_seconds=baseline_seconds,
+        ratio=seconds / baseline_seconds,
+        aims={"ratio": 0.67} if with_peer else {},
+    )
 
 
 def described(unit: str, layout: str, rows: str) -> str:
     """How TRL was run, in words."""
-    batch = {"padded": f"batches of {rows}, padded", "padding_free": f"batches of {rows}, padding-free"}
+    padded = "one at a time" if rows == "1" else f"batches of {rows}, padded"
+    batch = {"padded": padded, "padding_free": f"batches of {rows}, padding-free"}
     return f"TRL, a row per {unit}, {batch.get(layout, 'packed to 2,048')}"
 
 
@@ -158,11 +214,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help=f"optimizer steps, the first {WARM} not counted")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--task", choices=("ours", "export"), help=argparse.SUPPRESS)
+    parser.add_argument("--fastest", action="store_true", help="TRL in its fastest layout alone")
+    add_measurement_option(parser)
+    parser.add_argument("--task", choices=("ours", "bare", "export"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
-        task = {"ours": run_ours, "export": export}[options.task]
+        task = {"ours": run_ours, "bare": run_bare, "export": export}[options.task]
         print(json.dumps(task(options.folder, WORKLOADS[options.workload[0]])))
         return
     with_peer = True
@@ -175,7 +233,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             make_model(Path(folder, "model"))
             make_lake(Path(folder, "lake"), WORKLOADS[name], options.steps)
-            measure(Path(folder), name, options.repeat, with_peer=with_peer)
+            measurement = measure(Path(folder), name, options.repeat, with_peer=with_peer, fastest=options.fastest)
+    write_measurement(options.measurement, measurement)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """Pages of the viewer over a million episodes and six million steps, uncompacted: the server's CPU and wall seconds.
 
-    python benchmarks/bench_viewer.py [--lake LAKE] [--episodes 1000000] [--only NAME]
+    python benchmarks/bench_viewer.py [--lake LAKE] [--episodes 1000000] [--only NAME] [--few]
 
 Makes the lake (`viewer_lake`), unless an earlier call did. Streamlit runs every page as it is, without a browser: first
 in a process that has read nothing, then in a session that begins after another commit (cold), then for another page of
 the same kind in the same state (warm), so that no answer is remembered. Baseline: DuckDB reads from the same files, as
-plain Parquet, the columns that a list shows, and orders them.
+plain Parquet, the columns that a list shows, and orders them. The measurement is the median page, with the
+slowest pages as waits.
 """
 
 import argparse
 import os
+import resource
+import statistics
 import sys
 import tempfile
 import time
@@ -20,7 +23,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
 import duckdb  # noqa: E402
-import streamlit as st  # noqa: E402, TID253
+from measurement import Measurement, add_measurement_option, write_measurement  # noqa: E402
 from viewer_lake import SIBLINGS, TOOLS, add_episodes, make  # noqa: E402
 
 import lake  # noqa: E402
@@ -28,8 +31,11 @@ from lake.storage.local_cache import CACHE_VARIABLE  # noqa: E402
 from testkit.streamlit_pages import APP, AppTest, assert_sound, go_to, words  # noqa: E402
 from viewer import session  # noqa: E402
 from viewer.launch import import_pages  # noqa: E402
+from viewer.reader import Reader  # noqa: E402
 from viewer.server import ENVIRONMENT  # noqa: E402
 
+FEW = ("list", "list by outcome", "filter: run, outcome", "group", "episode", "training, an update", "runs", "groups")
+"""The pages of `--few`."""
 Address = dict[str, str | list[str]]
 Case = tuple[str, str, Address, Address]
 """What it is called, its page, an address, and another of the same kind."""
@@ -118,23 +124,23 @@ class Tab:
         self._at.run()
         figures = time.process_time() - cpu, _in_queries[0], time.perf_counter() - wall
         assert_sound(self._at)
-        assert "could not be read" not in words(self._at)
+        assert "lake could not be read" not in words(self._at)
         return figures
 
 
 def count_queries() -> None:
     """Tell the CPU of queries from that of the page around them."""
-    for name in ("_run_query", "search_text"):
-        setattr(session, name, _counted(getattr(session, name)))
+    for name in ("read", "holding"):
+        setattr(Reader, name, _counted(getattr(Reader, name)))
 
 
 def _counted(work: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        cpu = time.process_time()
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before, cpu = _in_queries[0], time.process_time()
         try:
-            return work(*args)
+            return work(*args, **kwargs)
         finally:
-            _in_queries[0] += time.process_time() - cpu
+            _in_queries[0] = before + time.process_time() - cpu  # a query may read within
 
     return run
 
@@ -154,6 +160,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=1_000_000)
     parser.add_argument("--cache", type=Path, help="a folder for the index that stays")
     parser.add_argument("--only", help="pages whose names begin like this")
+    parser.add_argument("--few", action="store_true", help=f"these pages alone: {'; '.join(FEW)}")
+    add_measurement_option(parser)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = given.lake or Path(folder, "lake")
@@ -163,17 +171,40 @@ def main() -> None:
         lk = lake.open(path)
         import_pages()
         count_queries()
-        print(f"baseline: {min(baseline(lk) for _ in range(3)):.2f} CPU s\n")
+        baseline_seconds = min(baseline(lk) for _ in range(3))
+        print(f"baseline: {baseline_seconds:.2f} CPU s\n")
         print("| page | first, CPU s | in queries | cold, CPU s | in queries | warm, CPU s | in queries | wall s |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-        for case in cases(lk):
-            if case[0].startswith(given.only or ""):
-                _time(lk, *case)
+        pages = [case for case in cases(lk) if case[0].startswith(given.only or "")]
+        pages = [case for case in pages if not given.few or case[0] in FEW]
+        write_measurement(
+            given.measurement, summarise([_time(lk, *case) for case in pages], given.episodes, baseline_seconds)
+        )
 
 
-def _time(lk: lake.Lake, what: str, page: str, address: Address, another: Address) -> None:
-    st.cache_data.clear()
-    st.cache_resource.clear()
+def summarise(seconds: list[tuple[float, float]], episodes: int, baseline_seconds: float) -> Measurement:
+    """Return the figures of pages from the CPU seconds of each, cold and warm."""
+    cold, warm = (sorted(column) for column in zip(*seconds, strict=True))
+    median = statistics.median(warm)
+    waits = {"viewer, slowest page, cold": cold[-1], "viewer, slowest page, warm": warm[-1]}
+    return Measurement(
+        job="a page of the viewer, warm",
+        size=f"{episodes:,} episodes, {len(seconds)} pages",
+        seconds=median,
+        clock="CPU",
+        throughput=1 / median,
+        unit="pages/s",
+        peak_gb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        baseline="DuckDB sorts the columns of a list",
+        baseline_seconds=baseline_seconds,
+        ratio=median / baseline_seconds,
+        waits_ms={name: 1e3 * wait for name, wait in waits.items()},
+        aims={"viewer, slowest page, cold": 1000.0, "viewer, slowest page, warm": 300.0},
+    )
+
+
+def _time(lk: lake.Lake, what: str, page: str, address: Address, another: Address) -> tuple[float, float]:
+    session._viewed_lakes.clear()
     tab = Tab()
     first = tab.open(page, address)
     number = int(lk.sql("SELECT count(*) FROM episodes").item())
@@ -183,6 +214,7 @@ def _time(lk: lake.Lake, what: str, page: str, address: Address, another: Addres
     cold, warm = tab.open(page, address), tab.open(page, another)
     figures = (*first[:2], *cold[:2], *warm)
     print(f"| {what} | {' | '.join(f'{figure:.2f}' for figure in figures)} |", flush=True)
+    return cold[0], warm[0]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ not negative, so that the relative errors are least. Processor seconds are fitte
 other work on the machine matters little.
 
 --write puts the fits into `pipelines/estimate/fits.json`. --check takes three workloads through the jobs that no fit
-has seen, and prints for each figure what was predicted over what was measured: Markdown for docs/benchmarks.md.
+has seen, and prints for each figure what was predicted over what was measured: Markdown for docs/lab-log.md.
 """
 
 import argparse

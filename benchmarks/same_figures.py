@@ -114,7 +114,7 @@ def figures(tree: Path, source: Path, folder: Path) -> dict[str, object]:
     command(tree, "init-model", "--lake", demo, "--out", model)
     for loss in LOSSES:
         tokens = "engine" if loss in OF_RATIOS else "rendered"
-        options = ["--lake", demo, "--model", model, "--loss", loss, "--tokens", tokens, "--seed", "3"]
+        options = ["--lake", demo, "--model", model, "--loss", loss, "--set", f"tokens={tokens}", "--seed", "3"]
         plan = command(tree, "train", *options, "--out", str(folder / f"p-{loss}"), "--plan", check=False)
         lines = [line for line in plan.stdout.splitlines() if not re.search(r"job|series|seconds|memory", line)]
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

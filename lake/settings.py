@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
-from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ErrorDetails, InitErrorDetails
 
 from lake.errors import UsageError
 
@@ -23,8 +23,33 @@ NAME = r"^[A-Za-z0-9][\w.-]*$"
 NAME_IN_WORDS = "letters, digits, `_`, `.` and `-`, beginning with a letter or a digit"
 SELECTION_NAME = r"^[^\W_][\w.+=:@-]*$"
 """Valid names of a selection: those of definitions and of runs."""
-SECTIONS = ("credit", "group", "loop", "reward", "score", "select", "trainer")
+SECTIONS = ("collect", "credit", "group", "loop", "prompts", "record", "reward", "score", "select", "trainer")
 """Sections of a configuration file, which may hold those of several commands."""
+
+
+class FrozenModel(BaseModel):
+    """A group of settings that belongs to the module which uses them: frozen, and an unknown key is an error.
+
+    A number that is not finite is an error, too, because a run's configuration is stored as JSON.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    # A validator of the model: pydantic lets no field validator see the field that discriminates a union.
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_booleans(cls, settings: Any) -> Any:
+        """Refuse true and false as numbers: `max_staleness = false` does not mean 0."""
+        wrong: list[InitErrorDetails] = []
+        for name, value in settings.items() if isinstance(settings, Mapping) else ():
+            annotation = cls.model_fields[name].annotation if name in cls.model_fields else None
+            types = (annotation, *get_args(annotation))
+            if isinstance(value, bool) and bool not in types and (int in types or float in types):
+                kind = "int_parsing" if int in types else "float_parsing"
+                wrong.append(InitErrorDetails(type=kind, loc=(name,), input=value))
+        if wrong:
+            raise ValidationError.from_exception_data(cls.__name__, wrong)
+        return settings
 
 
 def read_section(path: str, section: Sequence[str]) -> dict[str, Any]:
@@ -88,6 +113,28 @@ def parse_typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str,
                 raise UsageError(f"--set {pair!r}: `{name}` is set already, as {section!r}")
         section[names[-1]] = _convert(text, _get_annotation(model, names))
     return settings
+
+
+def add_flags(settings: Mapping[str, Any], values: Mapping[str, Any], flags: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of --set together with the values of flags.
+
+    Args:
+        settings: nested settings of --set.
+        values: dotted setting -> value of its flag.
+        flags: dotted setting -> flag.
+
+    Raises:
+        UsageError: a flag and --set name the same setting.
+    """
+    combined = dict(settings)
+    for name, value in values.items():
+        if value_at(settings, name) is not None:
+            raise UsageError(f"{flags[name]} and --set {name} say the same thing twice: leave one of them out")
+        nested = value
+        for part in reversed(name.split(".")):
+            nested = {part: nested}
+        combined = merge(combined, nested)
+    return combined
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Indexes of the tests' lakes go with the temporary folder of the machine.
 os.environ.setdefault("TRAJLAKE_CACHE", tempfile.mkdtemp(prefix="trajlake-test-cache-"))
 
-# Writers and committers of the tests' lakes meet in a folder of their own, which goes with the run: a committer that is
+# Writers and committers of the tests' lakes meet in their own folder, which goes with the run: a committer that is
 # still there then ends. The paths of sockets have to be short.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _RUNTIME = tempfile.TemporaryDirectory(prefix="trajlake-run-", dir="/tmp", ignore_cleanup_errors=True)

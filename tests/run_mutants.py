@@ -80,7 +80,7 @@ def faults(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
 
 
 def copy_checkout(folder: Path) -> None:
-    """Copy what git tracks, or would, with what lies beside the checkout in reach."""
+    """Copy what git tracks, or would, with what lies next to the checkout in reach."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
@@ -135,8 +135,8 @@ def main() -> None:
         sys.exit("\n".join(wrong))
     if unknown := set(options.names) - {mutant.name for mutant in mutants}:
         sys.exit(f"no such mutant: {', '.join(sorted(unknown))}")
-    chosen = [mutant for mutant in mutants if not options.names or mutant.name in options.names]
-    alive = [mutant for mutant in chosen if not mutant.equivalent]
+    selected = [mutant for mutant in mutants if not options.names or mutant.name in options.names]
+    alive = [mutant for mutant in selected if not mutant.equivalent]
     began = time.monotonic()
     results: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="trajlake-mutants-") as folder:
@@ -160,7 +160,7 @@ def main() -> None:
     killed = sum(result == "killed" for result in results.values())
     missed = [name for name, result in results.items() if result != "killed"]
     print(
-        f"{killed} of {len(alive)} mutants killed, {len(chosen) - len(alive)} equivalent, "
+        f"{killed} of {len(alive)} mutants killed, {len(selected) - len(alive)} equivalent, "
         f"{time.monotonic() - began:.0f} s{'; not killed: ' + ', '.join(missed) if missed else ''}"
     )
     sys.exit(killed < _REQUIRED * len(alive))

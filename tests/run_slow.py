@@ -5,7 +5,7 @@
     python tests/run_slow.py --sync      # after a test became slow, or is no longer
 
 `tests/slow.toml` lists every test of the slow suite: the promise it repeats, its number of cases, the date, result and
-seconds of its last run. A test that was never run comes first. Each runs in a pytest of its own, so that one that hangs
+seconds of its last run. A test that was never run comes first. Each runs in its own pytest, so that one that hangs
 or dies takes no other with it.
 """
 
@@ -104,12 +104,12 @@ def planned(manifest: dict[str, SlowTest], minutes: float, keyword: str = "") ->
     """Names of the tests that fit into the time, least recently run first, then the shortest."""
     waiting = [name for name in manifest if keyword in name]
     waiting.sort(key=lambda name: (manifest[name].last_run or "", manifest[name].seconds or _UNKNOWN_SECONDS, name))
-    left, names = minutes * 60, []
+    seconds_left, names = minutes * 60, []
     for name in waiting:
         seconds = manifest[name].seconds or _UNKNOWN_SECONDS
-        if seconds <= left:
+        if seconds <= seconds_left:
             names.append(name)
-            left -= seconds
+            seconds_left -= seconds
     return names
 
 
@@ -164,11 +164,11 @@ def main() -> None:
     failed = []
     names = planned(manifest, options.minutes, options.keyword)
     for number, name in enumerate(names, 1):
-        left = end - time.monotonic()
-        if left < 10:
+        seconds_left = end - time.monotonic()
+        if seconds_left < 10:
             break
-        print(f"{number}/{len(names)} {name} ({left / 60:.0f} min left)", flush=True)
-        manifest[name] = run(name, manifest[name], left)
+        print(f"{number}/{len(names)} {name} ({seconds_left / 60:.0f} min left)", flush=True)
+        manifest[name] = run(name, manifest[name], seconds_left)
         write_manifest(manifest)
         print(f"    {manifest[name].result}, {manifest[name].seconds} s", flush=True)
         if manifest[name].result != "passed":

@@ -12,19 +12,25 @@ import click
 
 from lake.cli.options import (
     Lakes,
-    SectionedCommand,
+    SettingsCommand,
     as_of_option,
     build_executor,
+    config_option,
     echo_rows,
+    episodes_options,
     executor_options,
     format_option,
     hide_progress_bars,
     lakes_option,
     open_snapshot,
+    run_option,
+    score_option,
+    set_option,
+    where_option,
 )
 from lake.errors import UsageError
 from lake.read.text_table import count_noun, format_count
-from trainer.losses import LOSSES, Aggregation, Unit
+from trainer.losses import LOSSES
 
 if TYPE_CHECKING:
     from lake.lake import Lake
@@ -115,15 +121,12 @@ def convert_model(source: Path, out: Path) -> None:
     show_default=True,
     help="Field by which attempts are grouped.",
 )
-@click.option(
-    "--score",
-    help="Score of an attempt: env_return, or a scorer, @VERSION or not.  [default: the credit's, else env_return]",
-)
+@score_option
 @click.option("--threshold", type=float, default=1.0, show_default=True, help="Lowest score that is a success.")
 @click.option("--k", "ks", default="1", show_default=True, metavar="K,...", help="Values of k in pass@k and pass^k.")
 @click.option("--against", nargs=2, metavar="A B", help="Compare A with B, task by task.  [default: no comparison]")
-@click.option("--run", "run_id", help="Only episodes of this run.  [default: all]")
-@click.option("--where", help="SQL predicate over episodes.  [default: all]")
+@run_option
+@where_option
 @click.option(
     "--seed",
     type=click.IntRange(0),
@@ -200,7 +203,7 @@ def _numbers(text: str) -> list[int]:
     "--score",
     help="Reward: env_return, env_reward (of steps), or a scorer.  [default: the credit's score, else env_return]",
 )
-@click.option("--where", help="SQL predicate over episodes.  [default: all]")
+@episodes_options
 @click.option("--gamma", type=float, default=1.0, show_default=True, help="Discount per turn.")
 @click.option("--clip", type=float, default=2.0, show_default=True, help="Largest ratio of a turn, for clipped.")
 @click.option(
@@ -240,8 +243,8 @@ def former_evaluate() -> None:
 @click.argument("checkpoint")
 @lakes_option
 @click.option("--name", help="Name in the table ratios.  [default: the folder's, or RUN@STEP]")
-@click.option("--where", help="SQL predicate over episodes.  [default: all]")
-@click.option("--selection", help="Score only the episodes that this selection kept.  [default: all]")
+@episodes_options
+@click.option("--selection", help="Only episodes of this selection: its name, or a select job's id.  [default: all]")
 @click.option(
     "--tokens",
     type=click.Choice(["auto", "engine", "rendered"]),
@@ -249,7 +252,7 @@ def former_evaluate() -> None:
 )
 @click.option("--token-budget", type=int, help="Tokens of one forward pass.  [default: 8192]")
 @click.option("--max-length", type=int, help="Longest sequence in tokens.  [default: as the data needs]")
-@click.option("--device", help="Torch device.  [default: cpu]")
+@click.option("--device", help="Torch device: auto, cpu, cuda, cuda:1.  [default: auto]")
 @executor_options("processes that load the model")
 @format_option
 def rescore(
@@ -308,107 +311,80 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
 
 _SECTIONS = {
     "Run": (
-        "lake_uri",
-        "out",
-        "run_id",
-        "config_file",
-        "pairs",
-        "resume",
-        "repeated",
-        "plan_only",
-        "measure",
+        *("lake_uri", "out", "run_id", "config_file", "pairs", "resume", "repeated", "plan", "ranks"),
         "output_format",
     ),
-    "Model": ("model", "reference", "device", "dtype", "ranks"),
-    "Data": (
-        "where",
-        "selection",
-        "validate",
-        "advantages",
-        "live_only",
-        "tokens",
-        "max_staleness",
-        "max_length",
-    ),
-    "Loss": ("loss", "aggregation", "unit"),
-    "Course": ("epochs", "episodes_per_step", "token_budget", "learning_rate", "seed", "checkpoint_every"),
+    "Training": ("model", "where", "loss", "epochs", "learning_rate", "seed"),
 }
 """Headings of the help text, with their options."""
-_FIELDS = {name: name for head in ("Model", "Data", "Loss", "Course") for name in _SECTIONS[head] if name != "ranks"}
-_FIELDS |= {
-    "validate": "validation.where",
-    "loss": "loss.name",
-    "aggregation": "loss.aggregation",
-    "unit": "loss.unit",
+_FLAGS = {
+    "model": "--model",
+    "where": "--where",
+    "loss.name": "--loss",
+    "epochs": "--epochs",
+    "learning_rate": "--lr",
+    "seed": "--seed",
 }
-"""Field of TrainConfig that each option sets."""
-_AGGREGATIONS, _UNITS = (click.Choice([member.value for member in kind]) for kind in (Aggregation, Unit))
+"""Setting -> its flag."""
+_FORMER_FLAGS = {
+    "--reference": "reference",
+    "--device": "device",
+    "--dtype": "dtype",
+    "--selection": "selection",
+    "--validate": "validation.where",
+    "--advantages": "advantages",
+    "--live-only": "live_only",
+    "--all-groups": "live_only=false",
+    "--tokens": "tokens",
+    "--max-staleness": "max_staleness",
+    "--max-length": "max_length",
+    "--aggregation": "loss.aggregation",
+    "--unit": "loss.unit",
+    "--episodes-per-step": "episodes_per_step",
+    "--token-budget": "token_budget",
+    "--checkpoint-every": "checkpoint_every",
+    "--measure": "--plan measured",
+}
+"""Former flag -> its setting."""
+
+
+def _import_config() -> "type[TrainConfig]":
+    from trainer.config import TrainConfig
+
+    return TrainConfig
 
 
 @click.command(
-    cls=SectionedCommand,
+    cls=SettingsCommand,
     sections=_SECTIONS,
-    epilog="Flags are for settings that change from run to run. `--set` and the file reach every field that "
-    "docs/reference/config.md lists under trainer.config.TrainConfig.",
+    section="trainer",
+    model=_import_config,
+    flags=_FLAGS,
+    former=_FORMER_FLAGS,
 )
 @lakes_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run: checkpoints, final/.")
 @click.option("--run", "run_id", help="Name of the run.  [default: the name of --out]")
-@click.option(
-    "--config", "config_file", type=click.Path(), help="TOML file; [trainer] in it sets any field.  [default: none]"
-)
-@click.option(
-    "--set",
-    "pairs",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Field of the configuration, e.g. keep_last=2, loss.beta=0.5, loggers=wandb. Wins over the file.",
-)
-@click.option("--resume", is_flag=True, help="Continue the run in --out, or start it.")
+@config_option("trainer")
+@set_option("keep_last=2, loss.beta=0.5, loggers=wandb")
+@click.option("--resume", is_flag=True, help="Continue the run, or start it.")
 @click.option("--repeat", "repeated", metavar="RUN", help="Name or job of a run to repeat on the data it read.")
-@click.option("--plan", "plan_only", is_flag=True, help="Show what would be trained; train and write nothing.")
 @click.option(
-    "--measure", is_flag=True, help="With --plan: load the model and time it.  [default: speed of earlier jobs]"
-)
-@format_option
-@click.option("--model", help="Model folder in Hugging Face layout, or a .gguf file. Required, here or in the file.")
-@click.option("--reference", help="Model that the loss compares with.  [default: the model at the start]")
-@click.option("--device", help="Torch device, e.g. cuda.  [default: cpu]")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Type of matrix products; float16 is for GPUs without bfloat16.  [default: float32]",
+    "--plan",
+    is_flag=False,
+    flag_value="recorded",
+    type=click.Choice(["recorded", "measured"]),
+    help="Show what would be trained; train and write nothing. The time is that of earlier jobs (recorded), or of the "
+    "loaded model (measured).  [default: train; --plan alone: recorded]",
 )
 @click.option("--ranks", type=int, help="Processes that train together, sharded (FSDP2).  [default: one, not sharded]")
-@click.option("--where", help='SQL predicate over episodes, for example "env_return > 0".  [default: all]')
-@click.option(
-    "--selection", help="Selection whose episodes are trained on: its name, or a select job.  [default: no selection]"
-)
-@click.option("--validate", metavar="WHERE", help="SQL predicate: episodes to hold out and measure.  [default: none]")
-@click.option(
-    "--advantages",
-    help="Advantages: an estimator's name, or (the beginning of) the id of a credit series or job. "
-    "[default: the current credit]",
-)
-@click.option(
-    "--live-only/--all-groups", default=None, help="Leave out dead groups.  [default: where the loss uses advantages]"
-)
-@click.option(
-    "--tokens",
-    type=click.Choice(["auto", "engine", "rendered"]),
-    help="Token rows: as sampled (engine), rendered from text, or the former first (auto).  [default: auto]",
-)
-@click.option("--max-staleness", type=int, help="Largest age of a step's policy, in versions.  [default: no limit]")
-@click.option("--max-length", type=int, help="Longest sequence in tokens.  [default: as the data needs]")
+@format_option
+@click.option("--model", help="Model folder in Hugging Face layout, or a .gguf file. Required, here or in the file.")
+@where_option
 @click.option("--loss", type=click.Choice(list(LOSSES)), help="Loss to optimise. Required, here or in the file.")
-@click.option("--aggregation", type=_AGGREGATIONS, help="Average over tokens.  [default: by loss]")
-@click.option("--unit", type=_UNITS, help="Unit of the average.  [default: by loss]")
 @click.option("--epochs", type=int, help="Passes over the data.  [default: 1]")
-@click.option("--episodes-per-step", type=int, help="Episodes of an optimizer step.  [default: 8]")
-@click.option("--token-budget", type=int, help="Tokens of one forward pass.  [default: 8192]")
 @click.option("--lr", "learning_rate", type=float, help="Peak learning rate.  [default: by model size]")
 @click.option("--seed", type=int, help="Seed of the order of the episodes.  [default: 0]")
-@click.option("--checkpoint-every", type=int, help="Optimizer steps between checkpoints.  [default: 50]")
 def train(
     lake_uri: Lakes,
     out: Path,
@@ -418,8 +394,7 @@ def train(
     resume: bool,
     repeated: str | None,
     ranks: int | None,
-    plan_only: bool,
-    measure: bool,
+    plan: str | None,
     output_format: str,
     **flags: Any,
 ) -> None:
@@ -430,18 +405,16 @@ def train(
     on stdout is the sha256 of the final weights.
     """
     import lake
-    from lake.cli.options import hide_progress_bars
+    from lake.settings import add_flags
     from trainer.backends.ranks import is_launched, report_once
     from trainer.train_settings import build_config, parse_settings, read_settings, read_stages
 
     with report_once():
         if ranks is not None and ranks < 1:
             raise UsageError(f"--ranks is {ranks}; it takes a number of processes, from 1")
-        if measure and not plan_only:
-            raise UsageError("--measure times a model for --plan; leave it out, or add --plan")
-        overrides = parse_settings(pairs, {_FIELDS[name]: value for name, value in flags.items() if value is not None})
+        overrides = add_flags(parse_settings(pairs), train.collect_flags(flags), _FLAGS)
         if repeated is not None:
-            _check_repeat(overrides, config_file, resume=resume, plan_only=plan_only)
+            _check_repeat(overrides, config_file, resume=resume, is_planned=plan is not None)
         settings = read_settings(config_file, overrides)
         stages = read_stages(settings) if repeated is None else []
         was_started = (out / "run.json").exists() or any(out.glob("*/run.json"))
@@ -449,10 +422,10 @@ def train(
         config = build_config(settings) if is_new else None
         lk = lake.open(lake_uri)
     hide_progress_bars()
-    if plan_only:
+    if plan is not None:
         runs = {stage.name: stage.config for stage in stages} or {"": config or build_config(settings)}
         for stage, planned in runs.items():
-            _print_plan(lk, planned, output_format, stage=stage, measure=measure)
+            _print_plan(lk, planned, output_format, stage=stage, measure=plan == "measured")
         return
     if ranks is not None and not is_launched():
         from trainer.backends.ranks import launch_ranks
@@ -485,13 +458,14 @@ def _train_run(
 ) -> "TrainResult":
     """Start or continue a run, or its stages."""
     from trainer.backends.ranks import join_ranks
+    from trainer.config import choose_device
     from trainer.runs.folder import RunFolder, check_unchanged
     from trainer.runs.offline import resume as resume_run
     from trainer.runs.offline import train as start_run
     from trainer.runs.offline import train_stages
 
     run_id = named or out.name
-    ranks = join_ranks(str(settings.get("device", "cpu")))
+    ranks = join_ranks(choose_device(str(settings.get("device", "auto"))))
     if stages:
         is_started = ranks.on_rank_zero(lambda: any(RunFolder(out / stage.name).read() for stage in stages))
         if is_started and not resume:
@@ -511,13 +485,12 @@ def _train_run(
     return resume_run(lk, out, on_step=reporter.on_step, on_plan=reporter.on_plan)
 
 
-def _check_repeat(overrides: dict[str, Any], config_file: str | None, *, resume: bool, plan_only: bool) -> None:
+def _check_repeat(overrides: dict[str, Any], config_file: str | None, *, resume: bool, is_planned: bool) -> None:
     """Refuse (UsageError) all other options: a repetition has the configuration of the run it repeats."""
     from lake.settings import leaves
-    from trainer.train_settings import flag_of
 
-    flags = [flag_of(field) for field in leaves(overrides)]
-    flags += ["--config"] * bool(config_file) + ["--resume"] * resume + ["--plan"] * plan_only
+    flags = [_FLAGS.get(field, f"--set {field}") for field in leaves(overrides)]
+    flags += ["--config"] * bool(config_file) + ["--resume"] * resume + ["--plan"] * is_planned
     if flags:
         raise UsageError(f"--repeat takes the run's own configuration: leave out {', '.join(flags)}")
 

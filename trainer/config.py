@@ -4,11 +4,12 @@ The resolved copy is stored in the job's row and in every checkpoint, so a run c
 line options win over the section `[trainer]` of a TOML file, which wins over the defaults below.
 """
 
-from typing import Literal
+import os
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from trainer.frozen import FrozenModel
+from lake.settings import FrozenModel
 from trainer.losses import AnyLoss
 
 
@@ -122,10 +123,28 @@ class MixtureSource(FrozenModel):
 
 
 MACHINE = (
-    *("attention", "dtype", "gradient_checkpointing", "device", "peak_tflops"),
+    *("attention", "dtype", "kernels", "gradient_checkpointing", "device", "peak_tflops"),
     *("threads", "read_threads", "prefetch", "cache_bytes", "disk_cache_bytes"),
 )
 """Fields about where and how fast a run computes; every stage takes those of [trainer]."""
+
+
+_GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Device files of drivers: NVIDIA's on Linux and under WSL, and AMD's."""
+
+
+def choose_device(device: str) -> str:
+    """Return the torch device that a setting means; auto is cuda where torch can use a GPU, else cpu.
+
+    torch is imported only on machines with a GPU's driver.
+    """
+    if device != "auto":
+        return device
+    if not any(os.path.exists(node) for node in _GPU_NODES):  # noqa: PTH110 - also device files that cannot be read
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class TrainConfig(FrozenModel):
@@ -140,8 +159,12 @@ class TrainConfig(FrozenModel):
     """Implementation of attention over packed sequences; auto: flash on a GPU of compute capability 8.0 or
     above with a 16-bit dtype, else sdpa."""
     dtype: Dtype = "float32"
-    """Type of matrix products. With bfloat16 and float16 the trained weights, gradients and log-sum-exp stay float32.
-    float16 is for GPUs without bfloat16, and scales the loss (optimizer.loss_scale)."""
+    """Type of matrix products. With bfloat16 and float16 the trained weights, gradients and log-sum-exp stay float32;
+    on a GPU a copy of the weights, cast once per optimizer step, and the activations have 16 bits. float16 is for GPUs
+    without bfloat16, and scales the loss (optimizer.loss_scale)."""
+    kernels: Literal["auto", "eager", "compile", "liger"] = "auto"
+    """Kernels of layers and head: transformers' own (eager), compiled by torch, or Liger's (extra trajlake[gpu]); auto:
+    compile on a GPU, else eager."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of each layer and compute it again in the backward pass: less memory, a third slower."""
     lora: LoRAConfig | None = None
@@ -177,8 +200,9 @@ class TrainConfig(FrozenModel):
     counts as two, also one of steps."""
     minibatches: int | None = Field(None, ge=1)
     """Optimizer steps an epoch is cut into, instead of episodes_per_step."""
-    token_budget: int = Field(8192, ge=1)
-    """Tokens of one forward and backward pass. Changes memory and speed, not the result beyond rounding."""
+    token_budget: Annotated[int, Field(ge=1)] | Literal["auto"] = 8192
+    """Tokens of one forward and backward pass. Changes memory and speed, not the result beyond rounding. auto: as many
+    as fit into a GPU's memory; 8192 on a CPU."""
     max_length: int | None = Field(None, ge=2)
     """Longest sequence in tokens; a longer one is cut at the last step that fits. None fits the data: the longest of
     the selected episodes' sequences, at most what the model was made for (max_position_embeddings)."""
@@ -200,8 +224,8 @@ class TrainConfig(FrozenModel):
     """Thresholds of warnings about a collapsing policy, or data without signal."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Destinations of metrics in addition to the lake and metrics.jsonl; each needs an extra."""
-    device: str = "cpu"
-    """Torch device."""
+    device: str = Field("auto", validate_default=True)
+    """Torch device; auto: cuda on a machine with a GPU that torch can use, else cpu."""
     peak_tflops: float | None = Field(None, gt=0)
     """Peak arithmetic of the device in 1e12 operations per second, for the metric mfu; None knows common GPUs."""
     threads: int | None = Field(None, ge=1)
@@ -217,6 +241,17 @@ class TrainConfig(FrozenModel):
     disk_cache_bytes: int = Field(8 << 30, ge=0)
     """Disk cache of a lake in a bucket, in bytes, which the processes of a machine share, so that later passes need not
     fetch data again; below `~/.cache/trajlake/files`, or `TRAJLAKE_CACHE`. 0 disables it."""
+
+    @field_validator("device")
+    @classmethod
+    def _choose_device(cls, device: str) -> str:
+        return choose_device(device)
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Return `token_budget`, which `trainer.data.preparation.fit_token_budget` has fitted to the device."""
+        assert self.token_budget != "auto", "token_budget is not fitted to the device yet"
+        return self.token_budget
 
     @property
     def fitted_length(self) -> int:

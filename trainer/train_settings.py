@@ -63,37 +63,9 @@ def check_stored_layout(stored: Mapping[str, Any], source: str) -> None:
         )
 
 
-FLAGS = {
-    "learning_rate": "--lr",
-    "live_only": "--live-only",
-    "validation.where": "--validate",
-    "loss.name": "--loss",
-    "loss.aggregation": "--aggregation",
-    "loss.unit": "--unit",
-}
-"""Fields whose flag has another name."""
-
-
-def flag_of(field: str) -> str:
-    """Return the flag that sets a field."""
-    return FLAGS.get(field, f"--{field.replace('_', '-')}")
-
-
-def parse_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the command line, nested; `flags` are by dotted field.
-
-    Raises:
-        UsageError: a pair is invalid, or a field is set twice.
-    """
-    settings = layer_settings({}, parse_typed_pairs(pairs, TrainConfig))
-    for field, setting in flags.items():
-        if value_at(settings, field) is not None:
-            raise UsageError(f"{flag_of(field)} and --set {field} say the same thing twice: leave one of them out")
-        nested = setting
-        for name in reversed(field.split(".")):
-            nested = {name: nested}
-        settings = layer_settings(settings, nested)
-    return settings
+def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of --set, nested. Raises UsageError: a pair is invalid."""
+    return layer_settings({}, parse_typed_pairs(pairs, TrainConfig))
 
 
 def read_settings(config_file: str | None, overrides: Mapping[str, Any]) -> dict[str, Any]:

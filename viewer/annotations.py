@@ -185,7 +185,7 @@ def _submit_annotation(episode_id: int, step: int | None, queue: LabelQueue | No
 def _write_annotation(annotation: Annotation, author: str, queue: LabelQueue | None) -> None:
     """Write an annotation and open the next episode of the queue; the page shows an error when it is drawn."""
     try:
-        annotate(session.get_home_lake(annotation.episode_id), [annotation], author)
+        annotate(session.get_viewed_lake().lake.home(annotation.episode_id), [annotation], author)
     except TrajlakeError as error:
         st.session_state[_FAULT] = str(error)
         return

@@ -63,7 +63,7 @@ def draw_saved_views() -> None:
     opener = st.popover("Views", icon=":material/bookmark:", key="views", on_change="rerun", width="content")
     if opener.open:
         with opener:
-            lakes = reversed(session.list_objects())
+            lakes = reversed(session.get_viewed_lake().objects)
             by_name = {view.name: view for objects in lakes for view in read_saved_views(objects)}
             views = sorted(by_name.values(), key=view_sort_key)
             targets = [(view.name, sanitize_address(view.address)) for view in views]
@@ -87,14 +87,14 @@ def _save_view() -> None:
     parameters = {name: st.query_params.get_all(name) for name in st.query_params if name not in _UNSAVED_PARAMETERS}
     address = sanitize_address(f"{navigation.get_path()}?{urlencode(parameters, doseq=True)}")
     try:
-        save_view(session.list_objects()[0], st.session_state["view-name"], address or "/", get_author())
+        save_view(session.get_viewed_lake().objects[0], st.session_state["view-name"], address or "/", get_author())
     except TrajlakeError as error:
         st.session_state[_VIEW_FAULT] = str(error)
 
 
 def _remove_view() -> None:
     try:
-        first, *rest = session.list_objects()
+        first, *rest = session.get_viewed_lake().objects
         name = st.session_state["view-name"]
         drop_view(next((objects for objects in (first, *rest) if has_view(objects, name)), first), name)
     except TrajlakeError as error:
@@ -150,14 +150,14 @@ def _warn_of_invalid_parameters() -> None:
 
 def _draw_age() -> None:
     """Draw the time of the data, a link to what changed since, and the way to an older state."""
-    at = session.get_pin_time()  # first, because it pins the state that the address names
-    older = session.get_older_state()
+    state = session.get_session()
+    at, older = state.pinned_at, state.older
     label = f"As of {chip(older)}" if older else f"Data of {at:%H:%M:%S} UTC"
     with st.popover(label, width="content", help="Newer data, or an older state."):
         st.button("Read the newest state", icon=":material/refresh:", key="refresh", on_click=session.refresh)
         st.selectbox(
             "As of",
-            session.list_snapshots(),
+            [snapshot.name for snapshot in reversed(state.viewed.lake.snapshots())],
             index=None,
             accept_new_options=True,
             placeholder="snapshot, time (UTC) or version",
@@ -185,7 +185,7 @@ def _go_back() -> None:
 def _draw_news() -> None:
     """Draw what is newer in the lake as a button; the page stays as it is until the reader clicks it."""
     try:
-        new = session.describe_newer_data()
+        new = session.get_session().describe_newer_data()
     except TrajlakeError:
         return  # the lake cannot be read any more; the next read of the page shows the error
     if new:

@@ -11,7 +11,6 @@ has the command.
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
 from io import BytesIO
 from itertools import chain
 
@@ -34,10 +33,10 @@ from viewer.navigation import Page, Value, anchor, build_query
 from viewer.queries import LakeReader, ListWindow, Sort, anchors, annotations, episodes, groups, lineage, sql, training
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
+from viewer.reader import Reader
 from viewer.server import NO_OTHER_PAGE
 from viewer.session import read
 from viewer.transcript import page
-from viewer.transcript.view_model import read_directly
 
 PATH = "/download"
 """Path of downloads; `viewer.launch` routes it to `answer_request`."""
@@ -107,8 +106,8 @@ def _open_credit_list(lake: LakeReader, name: str, get: Callable[[str], str | No
         raise UsageError(f"this lake holds no credit {get('credit') or ''!r}")
     if credit is not None and name == "anchors":
         # The states need a scan of all advantages: one for the list, not one for each part.
-        states = cache(partial(anchors.list_states, lake, credit))
-        return lambda window, order: anchors.add_texts(lake, credit, states(order).slice(window.offset, window.limit))
+        states = anchors.list_states(lake, credit, Sort.parse(get("sort")))
+        return lambda window, _: anchors.add_texts(lake, credit, states.slice(window.offset, window.limit))
     group_id = ids.from_text(get("group") or "")
     if credit is not None and name == "shared-states":
         return lambda window, order: anchors.read_page(lake, group_id, credit, window, order)
@@ -181,19 +180,18 @@ def answer_request(request: Request) -> Response:
     """
     parameters = request.query_params
     try:
-        if parameters.get("format") == HTML:
-            return _send_transcripts(parameters)
-        return _send_list(parameters)
+        viewed = session.get_viewed_lake()
+        reader = viewed.find_reader(parameters.get("of", "")) or viewed.get_reader(viewed.get_newest_versions())
+        return (_send_transcripts if parameters.get("format") == HTML else _send_list)(reader, parameters)
     except (TrajlakeError, ValueError) as error:
         return PlainTextResponse(f"{error}\n", 400, NO_OTHER_PAGE)
 
 
-def _send_list(parameters: Mapping[str, str]) -> Response:
+def _send_list(lake: Reader, parameters: Mapping[str, str]) -> Response:
     extension, name = parameters.get("format", ""), parameters.get("rows", "episodes")
     if extension not in FORMATS:
         raise UsageError(f"There is no format {extension!r}; valid: {', '.join(FORMATS)}")
     media_type, write = FORMATS[extension]
-    lake = session.get_reader(parameters.get("of", ""))
     if name == "episodes":
         frames = episodes.read_parts(lake, *filters.unpack_filter(parameters.get(filters.LIST)))
     else:
@@ -204,13 +202,12 @@ def _send_list(parameters: Mapping[str, str]) -> Response:
     return StreamingResponse(write(rows), media_type=media_type, headers=headers)
 
 
-def _send_transcripts(parameters: Mapping[str, str]) -> Response:
+def _send_transcripts(lake: Reader, parameters: Mapping[str, str]) -> Response:
     """Send an episode, or the siblings of a group, as one HTML file (`viewer.transcript.page`)."""
-    lake = session.get_reader(parameters.get("of", ""))
     credit = training.look_up_credit(lake, parameters.get("credit"))
-    credit_name, query = None if credit is None else credit.text, partial(read_directly, lake)
+    credit_name = None if credit is None else credit.text
     try:
-        transcripts = page.load_transcripts(query, credit_name, parameters.get("episode"), parameters.get("group"))
+        transcripts = page.load_transcripts(lake.read, credit_name, parameters.get("episode"), parameters.get("group"))
     except LookupError:
         return PlainTextResponse("There is no such episode or group.\n", 404, NO_OTHER_PAGE)
     headers = NO_OTHER_PAGE | {"Content-Disposition": 'attachment; filename="trajlake.html"'}
@@ -220,7 +217,7 @@ def _send_transcripts(parameters: Mapping[str, str]) -> Response:
 def draw_download_menu(episode_filter: EpisodeFilter, order: Sort | None, total: int) -> None:
     """Draw the menu with a list of episodes as a file, and the commands that act on its episodes."""
     with st.popover("Download", icon=":material/download:"):
-        of, packed = session.name_versions(), filters.pack_filter(episode_filter, order)
+        of, packed = session.get_session().name_versions(), filters.pack_filter(episode_filter, order)
         links = [anchor(name, PATH + build_query(format=name, of=of, list=packed)) for name in FORMATS]
         _draw_line(f"The list, all {plain.number(total)} rows, as {', '.join(links)}")
         st.caption("The columns of the tables for each episode, in the order of the list, without documents.")
@@ -232,7 +229,7 @@ def draw_download_menu(episode_filter: EpisodeFilter, order: Sort | None, total:
 def draw_csv_link(name: str, order: Sort | None, **parameters: Value) -> None:
     """Draw the link to a list of `LISTS` as CSV, in the order of its page."""
     sort = None if order is None else str(order)
-    address = build_query(format="csv", rows=name, of=session.name_versions(), sort=sort, **parameters)
+    address = build_query(format="csv", rows=name, of=session.get_session().name_versions(), sort=sort, **parameters)
     _draw_line(anchor("The whole list as CSV", PATH + address))
 
 
@@ -244,7 +241,7 @@ def draw_list_link(**parameters: Value) -> None:
 def draw_html_link(credit: Credit | None, **parameters: str) -> None:
     """Draw the link to an `episode`, or the siblings of a `group`, as one HTML file with the page's advantages."""
     name = NO_CREDIT if credit is None else credit.text
-    address = build_query(format=HTML, of=session.name_versions(), credit=name, **parameters)
+    address = build_query(format=HTML, of=session.get_session().name_versions(), credit=name, **parameters)
     _draw_line(anchor("Save as HTML", PATH + address))
 
 
@@ -263,7 +260,7 @@ def _draw_commands(episode_filter: EpisodeFilter, target: str) -> None:
     if predicate is None:
         st.caption("No command can name so many episodes that a search or a query found: find fewer.")
         return
-    addresses = session.list_addresses()
+    addresses = session.get_viewed_lake().addresses
     lakes = [word for address in addresses for word in ("--lake", address)]
     score = ["--score", episode_filter.score] if episode_filter.score is not None else []
     where = ["--where", predicate] if predicate else []

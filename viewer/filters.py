@@ -37,7 +37,7 @@ from viewer.navigation import (
 from viewer.plain import chip, number, one_line, percent, visible
 from viewer.queries import Sort, episodes, outcomes, runs, sql, training
 from viewer.queries.episodes import FACETS, FIELDS, ORDERS, EpisodeFilter, FieldKind
-from viewer.session import read, search_text
+from viewer.session import get_session, read
 from viewer.transcript.outline import FLAGS
 
 LIST = "list"
@@ -275,7 +275,13 @@ def draw_filter_line() -> FilterLine:
             **FILTER,
         )
         aside = st.container(horizontal=True, width="content")
-    _draw_update(episode_filter)
+    job, update = get_parameter("job"), get_int("update")
+    if job is not None and not ids.is_text(job):
+        warn_of_missing(f"{chip(job)} is not the id of a job.")
+    elif episode_filter.update is not None:
+        draw_link(Page.TRAINING, f"Batch of update {update}", "model_training", job=job, update=update)
+    elif update is not None:
+        warn_of_missing(f"`update={update}` of the address was left out: the list takes `job` and `update` together.")
     return FilterLine(replace(episode_filter, text=(text or "").strip() or None), popover, aside)
 
 
@@ -331,17 +337,6 @@ def _choose_group(column: DeltaGenerator) -> int | None:
     return ids.from_text(text) if ids.is_text(text) else None
 
 
-def _draw_update(episode_filter: EpisodeFilter) -> None:
-    """Link to the batch of the optimizer step that the filter names, or say why the address names no batch."""
-    job, update = get_parameter("job"), get_int("update")
-    if job is not None and not ids.is_text(job):
-        warn_of_missing(f"{chip(job)} is not the id of a job.")
-    elif episode_filter.update is not None:
-        draw_link(Page.TRAINING, f"Batch of update {update}", "model_training", job=job, update=update)
-    elif update is not None:
-        warn_of_missing(f"`update={update}` of the address was left out: the list takes `job` and `update` together.")
-
-
 _PARAMETERS = {parameter.name: (row, parameter) for row in FIELDS for parameter in row.parameters}
 # Labels of a filter's values.
 _WORDS = {
@@ -383,7 +378,22 @@ def _get_value_label(name: str, value: str) -> str:
 def run_searches(episode_filter: EpisodeFilter) -> None:
     """Run the search and the query of a filter; an error in them ends the page."""
     if episode_filter.text is not None:
-        _search(episode_filter.text)
+        # The search ends when the reader leaves the page or changes the text.
+        progress = st.empty()
+
+        def report(done: int, of: int) -> None:
+            share = done / of if of else 0.0
+            progress.progress(
+                share, f"Reading the texts that are new to the search: {percent(share)}" if of else "Searching"
+            )
+
+        try:
+            get_session().reader.holding(episode_filter.text, report)
+        except (UsageError, SearchIndexError) as error:
+            warn_of_missing(chip(error, 400))
+            st.stop()
+        finally:
+            progress.empty()
     if episode_filter.sql is not None:
         try:
             read(sql.list_named_episodes, episode_filter.sql)
@@ -391,25 +401,6 @@ def run_searches(episode_filter: EpisodeFilter) -> None:
             warn_of_missing("The query of this list has no result.")
             st.code(visible(str(error)), language=None, wrap_lines=True)
             st.stop()
-
-
-def _search(text: str) -> None:
-    """Search for a text and draw the progress; the search ends when the reader leaves the page or changes the text."""
-    progress = st.empty()
-
-    def report(done: int, of: int) -> None:
-        share = done / of if of else 0.0
-        progress.progress(
-            share, f"Reading the texts that are new to the search: {percent(share)}" if of else "Searching"
-        )
-
-    try:
-        search_text(text, report)
-    except (UsageError, SearchIndexError) as error:
-        warn_of_missing(chip(error, 400))
-        st.stop()
-    finally:
-        progress.empty()
 
 
 def draw_facets(episode_filter: EpisodeFilter, count_values: Callable[[str, int], episodes.FacetValues]) -> None:

@@ -14,7 +14,6 @@ import time
 import webbrowser
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,9 +185,8 @@ def page(lake_uri: Lakes, name: str, out: Path, credit: str | None) -> None:
     from viewer.queries import training
     from viewer.reader import Reader
     from viewer.transcript.page import load_transcripts, render_html
-    from viewer.transcript.view_model import ReadQuery, read_directly
 
-    read: ReadQuery = partial(read_directly, Reader(lake.open(lake_uri).snapshot()))
+    read = Reader(lake.open(lake_uri).snapshot()).read
     series = read(training.look_up_credit, credit)
     if credit is not None and series is None:
         raise UsageError(f"{credit!r} names no credit; write an estimator's name, or the id of a series or job")

@@ -46,7 +46,14 @@ def draw_update(job_id: int, update: int, credit: Credit | None, labels: dict[st
         ui.draw_turn("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", following if update < last else None, "j")
         download.draw_list_link(job=ids.to_text(job_id), update=update)
     if get_parameter("job") is None:
-        _name_job_of_update(job_id, update, labels)
+        st.caption(f"Of the newest job that has an update {update}: {chip(labels[ids.to_text(job_id)], 200)}.")
+        job_ids = set(map(ids.to_text, read(training.list_jobs_with_update, update)))
+        jobs = [option for option in labels if option in job_ids and option != ids.to_text(job_id)]
+        if jobs:
+            links = [
+                chip_link(labels[option], change_address(job=option, page=None)) for option in jobs[:_MAX_OTHER_JOBS]
+            ]
+            st.html(f'<div class="trajlake-chips"><span>Others:</span>{"".join(links)}</div>')
     _draw_update_figures(job_id, update)
     dead = _draw_batch_groups(job_id, update, credit)
     total = read(training.count_batch, job_id, update, credit)
@@ -82,16 +89,6 @@ def draw_update(job_id: int, update: int, credit: Credit | None, labels: dict[st
         columns.pop("dead")
     columns = tables.select_filled(frame, columns, order)
     tables.draw_table(frame, columns, label="Batch", href=episode, key="episode_id", sortable=training.BATCH_ORDERS)
-
-
-def _name_job_of_update(job_id: int, update: int, labels: dict[str, str]) -> None:
-    """Name the job of the update if the address does not, with links to other jobs that have the update."""
-    st.caption(f"Of the newest job that has an update {update}: {chip(labels[ids.to_text(job_id)], 200)}.")
-    job_ids = set(map(ids.to_text, read(training.list_jobs_with_update, update)))
-    jobs = [option for option in labels if option in job_ids and option != ids.to_text(job_id)]
-    if jobs:
-        links = [chip_link(labels[option], change_address(job=option, page=None)) for option in jobs[:_MAX_OTHER_JOBS]]
-        st.html(f'<div class="trajlake-chips"><span>Others:</span>{"".join(links)}</div>')
 
 
 def _draw_batch_groups(job_id: int, update: int, credit: Credit | None) -> int:
@@ -330,7 +327,15 @@ def _draw_loop_state(loop: Loop, sums: Row) -> None:
         elif loop.status == "failed":
             ui.draw_badge("failed", "red")
         else:
-            _draw_liveness(loop, sums["longest"])
+            silent = max(
+                0.0, (session.get_session().pinned_at - read(training.find_last_write, loop)) / timedelta(seconds=1)
+            )
+            if silent > max(_QUIET_SECONDS, 3 * sums["longest"]):
+                ui.draw_badge("silent", "orange", explanation="The run was killed, or is in a long operation.")
+                ui.draw_fact("no row for", f"{seconds(silent)}; if it was killed, rerun its command with `--resume`")
+            else:
+                ui.draw_badge("running", "blue")
+            st.toggle("Follow", value=True, key=_FOLLOW, bind="query-params", help="Show new data automatically.")
             for part in read(training.list_activities, loop):
                 episodes = "" if part.planned is None else f"{number(part.done)} of {number(part.planned)} episodes"
                 if part.phase == "evaluating":
@@ -346,23 +351,12 @@ def _draw_loop_state(loop: Loop, sums: Row) -> None:
         st.progress(min(1.0, done / planned), text=f"{done:,} of {planned:,} rounds")
 
 
-def _draw_liveness(loop: Loop, longest: float) -> None:
-    """Draw whether a run that has not ended is active by its rows, or silent; the page follows it."""
-    silent = max(0.0, (session.get_pin_time() - read(training.find_last_write, loop)) / timedelta(seconds=1))
-    if silent > max(_QUIET_SECONDS, 3 * longest):
-        ui.draw_badge("silent", "orange", explanation="The run was killed, or is in a long operation.")
-        ui.draw_fact("no row for", f"{seconds(silent)}; if it was killed, rerun its command with `--resume`")
-    else:
-        ui.draw_badge("running", "blue")
-    st.toggle("Follow", value=True, key=_FOLLOW, bind="query-params", help="Show new data automatically.")
-
-
 def follow_loop(loop: Loop, draw_seconds: float) -> None:
     """Draw the page again when the active run has newer data and the reader follows it; a slow page less often."""
 
     @st.fragment(run_every=max(_MIN_REFRESH_SECONDS, _REST_FACTOR * draw_seconds))
     def look() -> None:
-        if session.is_outdated():
+        if session.get_session().is_outdated():
             session.refresh()
             st.rerun()
 

@@ -75,20 +75,20 @@ class _Play:
         """The last message."""
         self._decide("the answer", text, None)
 
-    def _decide(self, what: str, action: str, calls: list[Any] | None) -> None:
-        seen = {"role": self.role, "content": self.state}
+    def _decide(self, text: str, action: str, calls: list[Any] | None) -> None:
+        message = {"role": self.role, "content": self.state}
         if self.call_id is not None:
-            seen["tool_call_id"] = self.call_id
+            message["tool_call_id"] = self.call_id
         written = action + (calls[0]["function"]["arguments"] if calls else "")
         self.steps.append(
             StepRecord(
                 state=self.state,
                 state_role=self.role,
                 state_is_error=self.is_error,
-                context=[seen] if self.steps else [],
+                context=[message] if self.steps else [],
                 action=action,
                 tool_calls=calls,
-                reasoning=self.rng.choice(_THOUGHTS).format(what=what),
+                reasoning=self.rng.choice(_THOUGHTS).format(what=text),
                 reward=0.0,
                 latency=round(self.rng.uniform(0.4, 2.5), 2),
                 completion_tokens=12 + len(written.split()),
@@ -218,10 +218,10 @@ def _parcel(game: _Play, conditions: Conditions) -> tuple[str, bool]:
             text = f"Error 503: the gateway of {NORDPOST} did not answer in 30 s (request {incident})"
             game.call("track_parcel", text, is_error=True, parcel_id=parcel)
     elif conditions.is_right:
-        found = json.dumps(
+        document = json.dumps(
             {"parcel_id": parcel, "at": f"depot {task.city}", "carrier": task.carrier, "due": "Thursday"}
         )
-        game.call("track_parcel", found, parcel_id=parcel)
+        game.call("track_parcel", document, parcel_id=parcel)
         return f"your {task.item} is at the depot in {task.city} and reaches you on Thursday.", True
     return f"your {task.item} is on its way and should arrive within the next days.", False
 

@@ -26,24 +26,24 @@ def build(folder: Path, size: plan.Size, seed: int, say: Callable[[str], None] =
     Raises:
         UsageError: there is a lake already.
     """
-    made = lake.open(folder, create=True)
-    if made.sql("SELECT count(*) FROM episodes").item():
+    lk = lake.open(folder, create=True)
+    if lk.sql("SELECT count(*) FROM episodes").item():
         msg = f"{folder} holds a lake with episodes already; valid: a folder that holds none"
         raise lake.UsageError(msg)
     runs = {arm: plan.episodes(arm, size, seed) for arm in plan.ROUNDS}
-    said = [_collect(made, run, records, say) for run, records in runs.items()]
-    said.append(_collect(made, plan.EVALUATION, plan.held_out(size, seed), say))
-    add_scores(made, pl.concat(said), version=RECORDED, source="collect")
+    collections = [_collect(lk, run, records, say) for run, records in runs.items()]
+    collections.append(_collect(lk, plan.EVALUATION, plan.held_out(size, seed), say))
+    add_scores(lk, pl.concat(collections), version=RECORDED, source="collect")
     for name, options in {"grpo": {}, "gigpo": {"gamma": 1.0}}.items():
-        report = run_credit(made, ESTIMATORS[name](**options))
+        report = run_credit(lk, ESTIMATORS[name](**options))
         say(f"{name}: job {lake.ids.to_text(report.job_id)}")
-    train(made, size, seed)
-    _rate(made, size.rated)
-    _spoil(made, size, seed, say)
-    return made
+    train(lk, size, seed)
+    _rate(lk, size.rated)
+    _spoil(lk, size, seed, say)
+    return lk
 
 
-def _collect(made: Lake, run: str, records: list[EpisodeRecord], say: Callable[[str], None]) -> pl.DataFrame:
+def _collect(lk: Lake, run: str, records: list[EpisodeRecord], say: Callable[[str], None]) -> pl.DataFrame:
     """Record a run by one job, whose parameters are all its settings; what scorers said of it comes back."""
     settings = {
         "environment": "fjordwear",
@@ -55,30 +55,28 @@ def _collect(made: Lake, run: str, records: list[EpisodeRecord], say: Callable[[
         "max_steps": plan.MAX_STEPS["shop-short" if run == "shop-short" else "shop"],
         "reward": "judge" if run == "shop-judge" else "env_return",
     }
-    with made.job(kind="collect", run_id=run, parameters=settings) as job:
+    with lk.job(kind="collect", run_id=run, parameters=settings) as job:
         counts = job.record(records)
         job.counts |= {"rows_out": counts.new, "rejected": counts.rejected}
     say(f"{run}: {counts.new:,} episodes")
     return job.scores.drain()
 
 
-def _rate(made: Lake, n_episodes: int) -> None:
+def _rate(lk: Lake, n_episodes: int) -> None:
     """Two people rate the same episodes; they differ on one in twelve, and know what settles a request."""
-    rated = made.sql(_RATED, [n_episodes]).rows()
+    rated = lk.sql(_RATED, [n_episodes]).rows()
     for offset, author in enumerate(("ann", "bob")):
-        said = []
+        annotations = []
         for number, (episode_id, outcome) in enumerate(rated):
             value = 1 - outcome if number % 24 == 5 + offset else outcome
-            said.append(Annotation(episode_id=episode_id, value=value, text=_WORDS[value]))
-        annotate(made, said, author)
+            annotations.append(Annotation(episode_id=episode_id, value=value, text=_WORDS[value]))
+        annotate(lk, annotations, author)
 
 
-def _spoil(made: Lake, size: plan.Size, seed: int, say: Callable[[str], None]) -> None:
+def _spoil(lk: Lake, size: plan.Size, seed: int, say: Callable[[str], None]) -> None:
     """Two groups change after their credit was computed."""
     query = "SELECT episode_id FROM episodes WHERE run_id = 'shop' AND collection_round = ? AND task_id = ?"
-    found = made.sql(f"{query} ORDER BY rollout_index LIMIT 3", [plan.SPOILED_ROUND, plan.RETRACTED])
-    made.retract(
-        found["episode_id"].to_list(), "the customer's record was another one's: the fixture was reset too late"
-    )
-    again = _collect(made, "shop", plan.retried(size, seed), say)
-    add_scores(made, again, version=RECORDED, source="collect")
+    rows = lk.sql(f"{query} ORDER BY rollout_index LIMIT 3", [plan.SPOILED_ROUND, plan.RETRACTED])
+    lk.retract(rows["episode_id"].to_list(), "the customer's record was another one's: the fixture was reset too late")
+    again = _collect(lk, "shop", plan.retried(size, seed), say)
+    add_scores(lk, again, version=RECORDED, source="collect")

@@ -50,8 +50,8 @@ SMALL = Size(per_family=3, siblings=4, rated=36)
 def episodes(arm: Arm, size: Size, seed: int) -> list[EpisodeRecord]:
     """The episodes of a run, round by round."""
     rng = random.Random(f"{arm} {seed}")
-    asked = tasks(size.per_family, seed)
-    rounds = ((number, task) for number in range(ROUNDS[arm]) for task in asked)
+    cases = tasks(size.per_family, seed)
+    rounds = ((number, task) for number in range(ROUNDS[arm]) for task in cases)
     return [record for number, task in rounds for record in _group(arm, task, number, size.siblings, rng)]
 
 

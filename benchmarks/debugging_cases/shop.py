@@ -127,17 +127,17 @@ def tasks(per_family: int, seed: int = 0, *, is_test: bool = False) -> list[Task
     """The shop's tasks, some of each family; those for testing are other customers, none with Nordpost."""
     rng = random.Random(f"shop {seed} {is_test}")
     names = rng.sample(_NAMES, len(_NAMES))
-    made = []
+    orders = []
     for family in FAMILIES:
         for index in range(per_family):
             item, price = rng.choice(_ITEMS)
             is_easy = index == per_family - 1
             number = rng.randrange(10_000, 99_999)
-            made.append(
+            orders.append(
                 Task(
                     family=family,
                     index=index + 100 * is_test,
-                    name=names[len(made) % len(names)],
+                    name=names[len(orders) % len(names)],
                     item=item,
                     price=price,
                     order=f"F{number}",
@@ -149,4 +149,4 @@ def tasks(per_family: int, seed: int = 0, *, is_test: bool = False) -> list[Task
                     is_easy=is_easy,
                 )
             )
-    return made
+    return orders

@@ -53,10 +53,10 @@ def _updates(
     """Rows for `batches`, and for `metrics`, of the updates of a run."""
     batches, metrics = [], []
     for update in range(ROUNDS[arm]):
-        chosen = _chosen(groups, arm, update, size.groups_per_update, rng)
-        taken = episodes.filter(pl.col("group_id").is_in(chosen))
+        group_ids = choose_groups(groups, arm, update, size.groups_per_update, rng)
+        trained = episodes.filter(pl.col("group_id").is_in(group_ids))
         batches.append(
-            taken.select(
+            trained.select(
                 "episode_id",
                 optimizer_step=pl.lit(update, pl.Int64),
                 first_step=pl.lit(0, pl.Int32),
@@ -66,36 +66,36 @@ def _updates(
             )
         )
         at = _BEGAN + timedelta(hours=update)
-        values = _metrics(taken, update, rng)
+        values = _metrics(trained, update, rng)
         metrics += [{"step": update, "name": name, "value": value, "at": at} for name, value in values.items()]
     return pl.concat(batches), pl.DataFrame(metrics)
 
 
-def _chosen(groups: pl.DataFrame, arm: Arm, update: int, n_groups: int, rng: random.Random) -> list[int]:
+def choose_groups(groups: pl.DataFrame, arm: Arm, update: int, n_groups: int, rng: random.Random) -> list[int]:
     """Groups of an update: live ones, with a dead one among them now and then."""
     number, n_dead = update, int(update % 4 == 2)
     if arm == "shop" and update == STALE_UPDATE:
         number, n_dead = STALE_ROUND, 0
     if arm == "shop" and update == DEAD_UPDATE:
         n_dead = n_groups - 1
-    there = groups.filter(pl.col("collection_round") == number)
-    dead, live = (there.filter(pl.col("is_dead") == is_dead)["group_id"].to_list() for is_dead in (True, False))
+    round_groups = groups.filter(pl.col("collection_round") == number)
+    dead, live = (round_groups.filter(pl.col("is_dead") == is_dead)["group_id"].to_list() for is_dead in (True, False))
     return rng.sample(dead, n_dead) + rng.sample(live, n_groups - n_dead)
 
 
-def _metrics(taken: pl.DataFrame, update: int, rng: random.Random) -> dict[str, float]:
+def _metrics(trained: pl.DataFrame, update: int, rng: random.Random) -> dict[str, float]:
     """Metrics of an update; ratios and clipping grow with the age of its batch."""
-    age = taken.select((update - pl.col("policy_version")).mean()).item()
-    tokens = int(taken["completion_tokens"].sum())
+    age = trained.select((update - pl.col("policy_version")).mean()).item()
+    tokens = int(trained["completion_tokens"].sum())
     drift = 0.012 + 0.02 * age + rng.uniform(0, 0.003)
     buckets = {name: float(first <= age <= last) for name, first, last in STALENESS_BUCKETS}
     return {
-        "loss": -0.02 + 0.3 * taken["size"].mean() * rng.uniform(0.02, 0.05),
+        "loss": -0.02 + 0.3 * trained["size"].mean() * rng.uniform(0.02, 0.05),
         "logprob": -0.62 + 0.012 * update + rng.uniform(-0.02, 0.02),
         "entropy": 0.58 - 0.009 * update + rng.uniform(-0.01, 0.01),
-        "reward": taken["env_return"].mean(),
-        "advantage": taken["advantage"].mean(),
-        "grad_norm": 0.08 + 0.9 * taken["size"].mean() * rng.uniform(0.95, 1.05),
+        "reward": trained["env_return"].mean(),
+        "advantage": trained["advantage"].mean(),
+        "grad_norm": 0.08 + 0.9 * trained["size"].mean() * rng.uniform(0.95, 1.05),
         "learning_rate": 1e-6,
         "action_tokens": float(tokens),
         "tokens": float(tokens * 6),

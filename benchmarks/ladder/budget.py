@@ -55,43 +55,43 @@ def shares(
     """
     first: dict[Data, Arm] = {arm.data: arm for arm in reversed(ARMS) if arm.data is not Data.NOTHING}
 
-    def plan(data: Data, parts: int = PARTS) -> Plan:
+    def plan(data: Data, n_parts: int = PARTS) -> Plan:
         fields = training(first[data], first[data].values[:1], jobs, live)
-        config = TrainConfig(model=str(model), where=where(data, run, parts), **fields)
+        config = TrainConfig(model=str(model), where=where(data, run, n_parts), **fields)
         return prepare(lk, config, load_tokenizer(str(model))).plan
 
     once = {data: plan(data) for data in first}
     budget = once[Data.LIVE].tokens
     steps = -(-once[Data.LIVE].episodes // settings.episodes_per_step)
-    made = {}
-    for data, whole in once.items():
-        passes = max(1, round(budget / whole.tokens))
-        parts, cut = PARTS, whole
-        if passes * whole.tokens > budget:
+    plans = {}
+    for data, total in once.items():
+        passes = max(1, round(budget / total.tokens))
+        n_parts, cut = PARTS, total
+        if passes * total.tokens > budget:
             low, high = 1, PARTS
             while low < high:
                 middle = (low + high + 1) // 2
                 low, high = (middle, high) if passes * plan(data, middle).tokens <= budget else (low, middle - 1)
-            parts, cut = low, plan(data, low)
-        made[data.value] = Share(
-            where=where(data, run, parts),
-            parts=parts,
+            n_parts, cut = low, plan(data, low)
+        plans[data.value] = Share(
+            where=where(data, run, n_parts),
+            parts=n_parts,
             passes=passes,
             minibatches=max(1, round(steps / passes)),
             tokens=passes * cut.tokens,
             action_tokens=passes * cut.loss_tokens,
             episodes=cut.episodes,
         )
-    return made, steps
+    return plans, steps
 
 
-def where(data: Data, run: str, parts: int) -> str:
+def where(data: Data, run: str, n_parts: int) -> str:
     """The predicate of a kind of data, cut to some of its groups."""
     texts = [f"run_id = '{run}'"]
     if data is Data.SUCCESSES:
         texts.append("env_return >= 1")
-    if parts < PARTS:
-        texts.append(f"group_id % {PARTS} < {parts}")
+    if n_parts < PARTS:
+        texts.append(f"group_id % {PARTS} < {n_parts}")
     return " AND ".join(texts)
 
 

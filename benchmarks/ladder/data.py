@@ -19,7 +19,7 @@ from pipelines.collect.environments.house import HouseScript, Split, list_vocabu
 from pipelines.credit.job import run_credit
 from pipelines.select import DeadGroups, Selection, run_select
 from trainer.config import TrainConfig
-from trainer.online.demo import TinyPolicyConfig, record_episodes, save_policy
+from trainer.online.demo import TinyPolicyConfig, save_policy
 from trainer.runs.offline import make_deterministic, train
 
 RUN = "ladder"
@@ -62,14 +62,14 @@ def data_set(out: Path, settings: LadderSettings, say: Say) -> DataSet:
     """
     path = out / "data.json"
     if path.exists():
-        found = DataSet.model_validate_json(path.read_text())
-        if found.settings != settings:
+        data_set = DataSet.model_validate_json(path.read_text())
+        if data_set.settings != settings:
             msg = f"{path} was made with other settings; name another --out"
             raise ValueError(msg)
-        return found
+        return data_set
     for name in ("lake", "models"):
         shutil.rmtree(out / name, ignore_errors=True)
-    made = _made(out, settings, say)
+    made = make_data_set(out, settings, say)
     path.write_text(made.model_dump_json(indent=1))
     return made
 
@@ -106,7 +106,7 @@ def _cloning(model: Path, where: str, epochs: int, seed: int) -> TrainConfig:
     )
 
 
-def _made(out: Path, settings: LadderSettings, say: Say) -> DataSet:
+def make_data_set(out: Path, settings: LadderSettings, say: Say) -> DataSet:
     lk = lake_of(out)
     make_deterministic(TrainConfig(model="", loss="sft", threads=1))
     checkpoints = [_checkpoint(lk, out, settings, number, say) for number in range(len(settings.noises))]
@@ -140,7 +140,8 @@ def _checkpoint(lk: Lake, out: Path, settings: LadderSettings, number: int, say:
     noise, name = settings.noises[number], f"checkpoint-{number + 1}"
     seeds_P = Starts(settings, Part.TRAIN, _TRACE_SEED * (1 + number)).take(settings.traces)
     traces = rollouts(settings, HouseScript(noise), seeds_P, split=Split.TRAIN, siblings=1, run_seed=number)
-    record_episodes(lk, traces, run_id=f"{name}-traces", parameters={"noise": noise})
+    with lk.job(kind="collect", run_id=f"{name}-traces", parameters={"noise": noise}) as job:
+        job.record(traces)
     say(f"{name}: script with noise {noise}, success {fmean(record.env_return or 0.0 for record in traces):.3f}")
     fresh = out / "models" / f"{name}-fresh"
     save_policy(fresh, list_vocabulary(), TinyPolicyConfig(), number)
@@ -159,7 +160,8 @@ def _play(lk: Lake, settings: LadderSettings, number: int, model: Path, seeds_P:
         run_seed=number,
         number=number,
     )
-    record_episodes(lk, records, run_id=RUN, parameters={"checkpoint": number + 1})
+    with lk.job(kind="collect", run_id=RUN, parameters={"checkpoint": number + 1}) as job:
+        job.record(records)
     return fmean(record.env_return or 0.0 for record in records)
 
 

@@ -47,7 +47,7 @@ def stages(settings: LadderSettings, results: Results) -> Iterator[list[Task]]:
     """What there is to run, stage by stage: a later one rests on the results of those before."""
     rate_arms = [arm for arm in ARMS if arm.knob == "learning_rate"]
     yield [task for arm in rate_arms for task in tuning_tasks(arm, settings, None)]
-    rate = chosen(results, BY_NAME[RATE_OF], settings)
+    rate = choose_knob(results, BY_NAME[RATE_OF], settings)
     yield [task for arm in ARMS if arm.knob == "beta" for task in tuning_tasks(arm, settings, rate)]
     compared = [task for seed in settings.compared_seeds() for task in compared_tasks(seed, settings, results)]
     # What was declared comes first, so that a ladder that is stopped early still has it.
@@ -76,39 +76,39 @@ def edge_tasks(settings: LadderSettings, results: Results) -> list[Task]:
 
     They come after the comparison and change nothing in it: they say whether a wider range would have.
     """
-    rate = chosen(results, BY_NAME[RATE_OF], settings)
+    rate = choose_knob(results, BY_NAME[RATE_OF], settings)
     tasks = []
     for arm in ARMS:
-        value = chosen(results, arm, settings)
+        value = choose_knob(results, arm, settings)
         if value is None or value not in (arm.values[0], arm.values[-1]) or len(arm.values) < 2:
             continue
         inner = arm.values[1] if value == arm.values[0] else arm.values[-2]
         further = float(f"{value * value / inner:.3g}")
-        own = further if arm.knob == "learning_rate" else rate
-        tasks += [Task(EDGE, arm.name, seed, further, own) for seed in settings.choosing_seeds()]
+        own_value = further if arm.knob == "learning_rate" else rate
+        tasks += [Task(EDGE, arm.name, seed, further, own_value) for seed in settings.choosing_seeds()]
     return tasks
 
 
-def chosen(results: Results, arm: Arm, settings: LadderSettings) -> float | None:
+def choose_knob(results: Results, arm: Arm, settings: LadderSettings) -> float | None:
     """The value of an arm's knob with the highest success on validation starts; the smallest of equals."""
     if not arm.knob:
         return None
     seeds = settings.choosing_seeds()
-    found: dict[float, list[float]] = {}
+    success_by_knob: dict[float, list[float]] = {}
     for task, result in results.of.items():
         if task.part == Part.VALIDATION and task.arm == arm.name and task.seed in seeds and task.knob is not None:
-            found.setdefault(task.knob, []).append(result.success)
-    return max(sorted(found), key=lambda value: fmean(found[value]))
+            success_by_knob.setdefault(task.knob, []).append(result.success)
+    return max(sorted(success_by_knob), key=lambda value: fmean(success_by_knob[value]))
 
 
 def compared_tasks(seed: int, settings: LadderSettings, results: Results) -> list[Task]:
     """Every arm with its chosen knob on one seed."""
-    rate = chosen(results, BY_NAME[RATE_OF], settings)
+    rate = choose_knob(results, BY_NAME[RATE_OF], settings)
     tasks = []
     for arm in ARMS:
-        knob = chosen(results, arm, settings)
-        own = knob if arm.knob == "learning_rate" else rate
-        tasks.append(Task(Part.HELD_OUT, arm.name, seed, knob, None if arm.data is Data.NOTHING else own))
+        knob = choose_knob(results, arm, settings)
+        own_value = knob if arm.knob == "learning_rate" else rate
+        tasks.append(Task(Part.HELD_OUT, arm.name, seed, knob, None if arm.data is Data.NOTHING else own_value))
     return tasks
 
 

@@ -7,9 +7,9 @@ from benchmarks.ladder.settings import LadderSettings
 from lake.records import EpisodeRecord
 from pipelines.collect import GroupConfig, collect_groups
 from pipelines.collect.environments.house import House, HouseConfig, Split
+from pipelines.collect.factory import load_model
 from pipelines.collect.policies import Policy
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
-from trainer.online.demo import LockStepPlayer
 
 MAX_ACTION_TOKENS = 4
 
@@ -22,9 +22,8 @@ def houses(settings: LadderSettings, split: Split) -> Callable[[], House]:
 
 def policy_of(model: Path, name: str) -> TransformersPolicy:
     """A checkpoint as a policy."""
-    player = LockStepPlayer(model)
     sampling = SamplingConfig(max_action_tokens=MAX_ACTION_TOKENS)
-    return TransformersPolicy(player.model, player.tokenizer, name=name, version=0, sampling=sampling)
+    return TransformersPolicy(*load_model(str(model)), name=name, version=0, sampling=sampling)
 
 
 def rollouts(

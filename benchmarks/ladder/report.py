@@ -76,8 +76,8 @@ def finished(out: Path, settings: LadderSettings) -> Finished:
 
 def tables(ladder: Finished) -> str:
     """All tables."""
-    parts = (_data(ladder), _declared(ladder), _arms(ladder), _tuning(ladder))
-    return "\n\n".join(parts)
+    sections = (_data(ladder), _declared(ladder), _arms(ladder), _tuning(ladder))
+    return "\n\n".join(sections)
 
 
 def as_json(ladder: Finished) -> str:
@@ -107,18 +107,18 @@ def _data(ladder: Finished) -> str:
 def _declared(ladder: Finished) -> str:
     rows = [
         (
-            BY_NAME[one].label,
-            BY_NAME[other].label,
-            f"{100 * _known(result.difference):+.1f}",
+            BY_NAME[arm_name].label,
+            BY_NAME[base_name].label,
+            f"{100 * require_number(result.difference):+.1f}",
             "none: all seeds differ alike"
             if result.low is None
-            else f"{100 * result.low:+.1f} to {100 * _known(result.high):+.1f}",
-            f"{_known(result.p):.3f}",
+            else f"{100 * result.low:+.1f} to {100 * require_number(result.high):+.1f}",
+            f"{require_number(result.p):.3f}",
             f"{holm:.3f}",
             verdict.words,
         )
         for verdict in verdicts(ladder.success, PRIMARY)
-        for one, other, result, holm in (verdict,)
+        for arm_name, base_name, result, holm in (verdict,)
     ]
     head = ("arm", "against", "difference, points", "95 % interval", "p, exact", "p, Holm", "verdict")
     return "The declared comparisons (intervals: Student's, over seeds):\n\n" + table(head, rows)
@@ -136,8 +136,10 @@ def _arm(ladder: Finished, arm: Arm) -> list[str]:
     results, success = ladder.compared[arm.name], ladder.success
     values = [100 * value for value in success[arm.name]]
     against = paired(success, arm.name, BASE)
-    better = sum(one > other for one, other in zip(success[arm.name], success[BASE], strict=True))
-    difference = f"{100 * _known(against.difference):+.1f}" if arm.name != BASE else ""
+    better = sum(
+        arm_success > base_success for arm_success, base_success in zip(success[arm.name], success[BASE], strict=True)
+    )
+    difference = f"{100 * require_number(against.difference):+.1f}" if arm.name != BASE else ""
     return [
         arm.label,
         f"{arm.knob.replace('_', ' ')} {results[0].task.knob:g}" if arm.knob else "",
@@ -154,16 +156,18 @@ def _arm(ladder: Finished, arm: Arm) -> list[str]:
 def _tuning(ladder: Finished) -> str:
     rows = []
     for arm in filter(lambda arm: arm.values, ARMS):
-        found: dict[float, list[float]] = {}
+        success_by_knob: dict[float, list[float]] = {}
         for result in ladder.tuning:
             if result.task.arm == arm.name and result.task.knob is not None:
-                found.setdefault(result.task.knob, []).append(100 * result.success)
-        chosen = ladder.compared[arm.name][0].task.knob
+                success_by_knob.setdefault(result.task.knob, []).append(100 * result.success)
+        knob = ladder.compared[arm.name][0].task.knob
         cells = [
-            f"{value:g}: {'**' * (value == chosen)}{fmean(found[value]):.1f}{'**' * (value == chosen)}"
+            f"{value:g}: {'**' * (value == knob)}{fmean(success_by_knob[value]):.1f}{'**' * (value == knob)}"
             for value in arm.values
         ]
-        beyond = [f"{value:g}: {fmean(values):.1f}" for value, values in found.items() if value not in arm.values]
+        beyond = [
+            f"{value:g}: {fmean(values):.1f}" for value, values in success_by_knob.items() if value not in arm.values
+        ]
         rows.append((arm.label, arm.knob.replace("_", " "), *cells, *(beyond or [""])))
     head = ("arm", "knob", "low", "middle", "high", "beyond, afterwards")
     note = (
@@ -173,7 +177,7 @@ def _tuning(ladder: Finished) -> str:
     return f"{note}\n\n{table(head, rows)}"
 
 
-def _known(value: float | None) -> float:
+def require_number(value: float | None) -> float:
     """A figure of a comparison of at least two seeds, which is always there."""
     assert value is not None
     return value

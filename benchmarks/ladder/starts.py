@@ -53,16 +53,16 @@ class Starts:
         return [next(self._drawn) for _ in range(number)]
 
     def _draw(self, settings: LadderSettings, part: Part, first_seed: int) -> Iterator[int]:
-        seen: set[int] = set()
+        world_ids: set[int] = set()
         newest = first_seed
         for seed in count(first_seed):
             world = draw_world(seed, settings.rooms, self.split)
-            if part_of(world) is not part or optimum(world) < settings.least_optimum or world.hash() in seen:
+            if part_of(world) is not part or optimum(world) < settings.least_optimum or world.hash() in world_ids:
                 if seed - newest > _PATIENCE:
-                    msg = f"there are only {len(seen)} such worlds of {settings.rooms} rooms"
+                    msg = f"there are only {len(world_ids)} such worlds of {settings.rooms} rooms"
                     raise ValueError(msg)
                 continue
             newest = seed
-            seen.add(world.hash())
+            world_ids.add(world.hash())
             self.optima.append(optimum(world))
             yield seed

@@ -44,28 +44,28 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def paired(success: Mapping[str, Sequence[float]], one: str, other: str) -> Comparison:
+def paired(success: Mapping[str, Sequence[float]], arm: str, base: str) -> Comparison:
     """Two arms seed by seed.
 
     Args:
         success: by arm, success of each seed in the same order of seeds.
-        one: an arm.
-        other: the arm it is compared with.
+        arm: an arm.
+        base: the arm it is compared with.
 
     Raises:
         ValueError: the arms have other numbers of seeds, none, or more than can be counted exactly.
     """
-    if not 0 < len(success[one]) == len(success[other]) <= EXACT_TASKS:
-        msg = f"{one} has {len(success[one])} seeds and {other} {len(success[other])}: 1 to {EXACT_TASKS}, paired"
+    if not 0 < len(success[arm]) == len(success[base]) <= EXACT_TASKS:
+        msg = f"{arm} has {len(success[arm])} seeds and {base} {len(success[base])}: 1 to {EXACT_TASKS}, paired"
         raise ValueError(msg)
-    pairs_P2 = np.column_stack([success[one], success[other]]).astype(np.float64)
+    pairs_P2 = np.column_stack([success[arm], success[base]]).astype(np.float64)
     return compare_paired(pairs_P2, seed=0)
 
 
 def verdicts(success: Mapping[str, Sequence[float]], comparisons: Sequence[tuple[str, str]]) -> list[Verdict]:
     """All declared comparisons, corrected together."""
-    results = [paired(success, one, other) for one, other in comparisons]
+    results = [paired(success, arm, base) for arm, base in comparisons]
     corrected = holm([1.0 if result.p is None else result.p for result in results])
     return [
-        Verdict(one, other, result, p) for (one, other), result, p in zip(comparisons, results, corrected, strict=True)
+        Verdict(arm, base, result, p) for (arm, base), result, p in zip(comparisons, results, corrected, strict=True)
     ]

@@ -114,7 +114,9 @@ def anchor_table(out: Path, settings: Settings, game: Game) -> AnchorTable:
 
 def measured(lk: Lake, game: str) -> AnchorTable:
     """Measure every definition on the rollouts of a lake."""
-    definitions = {name: TypeAdapter[Anchors](Anchors).validate_python(given) for name, given in DEFINITIONS.items()}
+    definitions = {
+        name: TypeAdapter[Anchors](Anchors).validate_python(document) for name, document in DEFINITIONS.items()
+    }
     snapshot, where = lk.snapshot(), f"run_id = '{RUN}'"
     steps = scan_steps(snapshot, list(definitions.values()), where=where)
     rewards = snapshot.scan("steps").select("episode_id", "step_index", "reward")

@@ -49,10 +49,12 @@ def play(
     """
     options = player_options(game, split)
     make_deterministic(settings.training(str(model), 1.0, seed))
-    wanted = RunSettings(run=run, groups=len(worlds), group_size=siblings, seed=seed)
-    what = Collection(run_settings=wanted, limits=RolloutLimits(), rounds=1, settings=describe_options(options))
+    run_settings = RunSettings(run=run, groups=len(worlds), group_size=siblings, seed=seed)
+    collection = Collection(
+        run_settings=run_settings, limits=RolloutLimits(), rounds=1, settings=describe_options(options)
+    )
     player = build_player(options, lk.uri, run, PlayedWeights(model, 0))
-    collect(lk, player, list_seed_tasks(worlds.start, len(worlds)), what, say=_quiet, progress=_quiet)
+    collect(lk, player, list_seed_tasks(worlds.start, len(worlds)), collection, say=_quiet, progress=_quiet)
 
 
 def successes(lk: Lake, run: str) -> int:

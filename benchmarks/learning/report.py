@@ -43,8 +43,8 @@ class GameReport(BaseModel):
 
     def of(self, arm: str) -> list[Result]:
         """An arm's runs, of the whole seeds, in order."""
-        found = {result.task.seed: result for result in self.compared if result.task.arm == arm}
-        return [found[seed] for seed in self.whole_seeds]
+        results_by_seed = {result.task.seed: result for result in self.compared if result.task.arm == arm}
+        return [results_by_seed[seed] for seed in self.whole_seeds]
 
 
 class Report(BaseModel):
@@ -108,11 +108,11 @@ def collected(out: Path, settings: Settings, games: Sequence[Game]) -> Report:
 
 def tables(report: Report) -> str:
     """All tables, game after game."""
-    parts = [_done(report)]
+    sections = [_done(report)]
     for game in report.games:
-        own = (_starts(game), _anchors(game), _tuning(game), _declared(game), _arms(game), _curve(game))
-        parts += [f"### {game.label.capitalize()}", *(part for part in own if part)]
-    return "\n\n".join(parts)
+        tables = (_starts(game), _anchors(game), _tuning(game), _declared(game), _arms(game), _curve(game))
+        sections += [f"### {game.label.capitalize()}", *(part for part in tables if part)]
+    return "\n\n".join(sections)
 
 
 def _done(report: Report) -> str:
@@ -139,23 +139,25 @@ def _starts(game: GameReport) -> str:
     values = [100 * result.success for result in game.starts]
     note = f"Start weights on the held-out worlds: {fmean(values):.1f} % success over {len(values)} seeds"
     spread = f", from {min(values):.1f} to {max(values):.1f} %"
-    found = game.anchors
-    invalid = "" if found is None else f"; {found.invalid:.1%} of their actions are not among those that the game lists"
+    anchors = game.anchors
+    invalid = (
+        "" if anchors is None else f"; {anchors.invalid:.1%} of their actions are not among those that the game lists"
+    )
     return f"{note}{spread}{invalid}."
 
 
 def _anchors(game: GameReport) -> str:
-    found = game.anchors
-    if found is None:
+    anchors = game.anchors
+    if anchors is None:
         return ""
     rows = [
         (row.name, f"{row.shared:.1%}", f"{row.meaningful:.1%}", f"{row.singleton:.1%}", f"{row.ways_in:.1f}")
-        for row in found.rows
+        for row in anchors.rows
     ]
     head = ("the same state is the same", "shared", "meaningful", "alone", "ways in")
     note = (
-        f"State normalisations, on {found.episodes} rollouts ({found.steps:,} steps, {found.success:.1%} success) of "
-        "the tuning seed's start weights:"
+        f"State normalisations, on {anchors.episodes} rollouts ({anchors.steps:,} steps, {anchors.success:.1%} success)"
+        " of the tuning seed's start weights:"
     )
     return f"{note}\n\n{table(head, rows)}"
 
@@ -165,8 +167,13 @@ def _tuning(game: GameReport) -> str:
         return ""
     rows = []
     for arm in ARMS:
-        found = {result.task.learning_rate: result for result in game.tuning if result.task.arm == arm.name}
-        rows.append((arm.label, *(f"{100 * found[rate].success:.1f}" if rate in found else "" for rate in RATES)))
+        results_by_rate = {result.task.learning_rate: result for result in game.tuning if result.task.arm == arm.name}
+        rows.append(
+            (
+                arm.label,
+                *(f"{100 * results_by_rate[rate].success:.1f}" if rate in results_by_rate else "" for rate in RATES),
+            )
+        )
     head = ("arm", *(f"{rate:g}" for rate in RATES))
     return f"Success in % on worlds of the fold `dev`, by learning rate, on the tuning seed:\n\n{table(head, rows)}"
 
@@ -177,14 +184,14 @@ def _declared(game: GameReport) -> str:
         return f"Nothing is tested yet: {seeds} of {game.seeds} seeds are whole, and {LEAST_SEEDS} are needed."
     rows = []
     for measure, values in _measures(game).items():
-        for one, other, result, holm in (found := verdicts(values, COMPARED)):
-            words = next(each.words for each in found if (each.one, each.other) == (one, other))
+        for arm, base, result, holm in (verdicts_found := verdicts(values, COMPARED)):
+            words = next(each.words for each in verdicts_found if (each.one, each.other) == (arm, base))
             low, high = (None, None) if result.low is None else (100 * result.low, 100 * (result.high or 0.0))
             rows.append(
                 (
                     measure,
-                    BY_NAME[one].label,
-                    BY_NAME[other].label,
+                    BY_NAME[arm].label,
+                    BY_NAME[base].label,
                     f"{100 * (result.difference or 0.0):+.1f}",
                     "none: all seeds differ alike" if low is None else f"{low:+.1f} to {high:+.1f}",
                     "" if result.p is None else f"{result.p:.4f}",

@@ -82,12 +82,12 @@ class Results:
         path = self._folder / f"{task.name}.json"
         return Result.model_validate_json(path.read_text()) if path.exists() else None
 
-    def known(self, task: Task) -> Result:
+    def read_ended(self, task: Task) -> Result:
         """What a run came to. Raises ValueError: it has not ended."""
-        found = self.get(task)
-        if found is None:
+        stored = self.get(task)
+        if stored is None:
             raise ValueError(f"run {task.name} is missing; run the study again")
-        return found
+        return stored
 
     def missing(self, tasks: Iterable[Task]) -> list[Task]:
         """Those that have not ended, in order."""

@@ -33,8 +33,8 @@ def start_weights(out: Path, settings: Settings, game: Game, seed: int) -> Path:
     if (folder / "done").exists():
         return folder / "final"
     lk = gold_lake(out, settings, game)
-    for place in (folder, fresh := out / game.name / f"fresh-{seed}"):
-        shutil.rmtree(place, ignore_errors=True)
+    for model_folder in (folder, fresh := out / game.name / f"fresh-{seed}"):
+        shutil.rmtree(model_folder, ignore_errors=True)
     _fresh(lk, settings, seed, fresh)
     config = TrainConfig(
         model=str(fresh),

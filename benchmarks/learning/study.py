@@ -68,7 +68,7 @@ def tuning_tasks(game: Game) -> list[Task]:
 def chosen_rate(game: Game, arm: str, results: Results) -> float:
     """The learning rate with the highest success on the tuning seed; the smaller of equals."""
     tried = [task for task in tuning_tasks(game) if task.arm == arm]
-    return max(tried, key=lambda task: (results.known(task).success, -task.learning_rate)).learning_rate
+    return max(tried, key=lambda task: (results.read_ended(task).success, -task.learning_rate)).learning_rate
 
 
 def compared_tasks(settings: Settings, game: Game, results: Results) -> list[Task]:

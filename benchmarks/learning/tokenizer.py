@@ -29,8 +29,8 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int) -> "PreTrainedTokeniz
 
     tokenizer = Tokenizer(models.BPE())
     sentences = pre_tokenizers.Split(Regex(_SENTENCE), "isolated")
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([sentences, whole])
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([sentences, splitter])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=list(MARKERS), show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)

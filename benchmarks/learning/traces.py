@@ -9,7 +9,6 @@ from pipelines.collect.environments import Task
 from pipelines.collect.environments.textworld_express import TextWorldExpress, build_maker
 from pipelines.collect.players import Rollout, StepTotals, build_episode, build_step
 from pipelines.collect.policies import Decision, PolicyCard
-from trainer.online.demo import record_episodes
 
 RUN = "gold"
 """The run that the traces are."""
@@ -20,15 +19,16 @@ _LONGEST = 200
 
 def record_traces(lk: Lake, game: Game, count: int) -> None:
     """Record the first `count` worlds of the fold `train` whose gold path fits the horizon."""
-    made = build_maker(game.name, game.arguments("train"))()
+    environment = build_maker(game.name, game.arguments("train"))()
     records: list[EpisodeRecord] = []
     for seed, path in gold_paths(game):
         if len(path) <= game.horizon:
-            records.append(played(made, seed, path))
+            records.append(played(environment, seed, path))
         if len(records) == count:
             break
-    made.close()
-    record_episodes(lk, records, run_id=RUN, parameters={"game": game.model_dump(mode="json")})
+    environment.close()
+    with lk.job(kind="collect", run_id=RUN, parameters={"game": game.model_dump(mode="json")}) as job:
+        job.record(records)
 
 
 def gold_paths(game: Game) -> Iterator[tuple[int, list[str]]]:

@@ -68,10 +68,10 @@ def _traces(lk: Lake) -> dict[str, Any]:
 
 def _metrics(lk: Lake, job: int) -> dict[int, dict[str, float]]:
     rows = lk.sql("SELECT step, name, value FROM run_metrics WHERE job_id = ? AND value IS NOT NULL", [job])
-    found: dict[int, dict[str, float]] = {}
+    rounds: dict[int, dict[str, float]] = {}
     for step, name, value in rows.iter_rows():
-        found.setdefault(step, {})[name] = value
-    return dict(sorted(found.items()))
+        rounds.setdefault(step, {})[name] = value
+    return dict(sorted(rounds.items()))
 
 
 def _sft(lk: Lake) -> dict[str, Any]:
@@ -122,12 +122,12 @@ def _evaluation(lk: Lake, run: str) -> dict[str, Any]:
     pairs = [(before[task] >= 1, after[task] >= 1) for task in tasks]
     return {
         "starts": len(tasks),
-        "before": sum(one for one, _ in pairs),
-        "after": sum(other for _, other in pairs),
+        "before": sum(before for before, _ in pairs),
+        "after": sum(after for _, after in pairs),
         "gained": pairs.count((False, True)),
         "lost": pairs.count((True, False)),
-        "interval_before": wilson_interval(sum(one for one, _ in pairs) / len(tasks), len(tasks)),
-        "interval_after": wilson_interval(sum(other for _, other in pairs) / len(tasks), len(tasks)),
+        "interval_before": wilson_interval(sum(before for before, _ in pairs) / len(tasks), len(tasks)),
+        "interval_after": wilson_interval(sum(after for _, after in pairs) / len(tasks), len(tasks)),
         "difference": compared.difference,
         "low": compared.low,
         "high": compared.high,
@@ -143,8 +143,8 @@ def _evaluation(lk: Lake, run: str) -> dict[str, Any]:
 
 def _attempts_of(lk: Lake, job: int) -> int:
     """How often the loop was started, without starts that came to no round."""
-    found: int = lk.sql("SELECT count(DISTINCT attempt) FROM metrics WHERE job_id = ?", [job]).item()
-    return found
+    attempts: int = lk.sql("SELECT count(DISTINCT attempt) FROM metrics WHERE job_id = ?", [job]).item()
+    return attempts
 
 
 def _seconds(lk: Lake, run: str) -> dict[str, float]:
@@ -153,8 +153,8 @@ def _seconds(lk: Lake, run: str) -> dict[str, float]:
         "SELECT kind, sum(seconds), min(started_at), max(ended_at) FROM job_runs WHERE run_id IN (?, ?) GROUP BY kind"
     )
     rows = lk.sql(query, [run, f"{run}-eval"]).rows()
-    whole = max(row[3] for row in rows) - min(row[2] for row in rows)
-    return {row[0]: row[1] for row in rows} | {"whole": whole.total_seconds()}
+    duration = max(row[3] for row in rows) - min(row[2] for row in rows)
+    return {row[0]: row[1] for row in rows} | {"whole": duration.total_seconds()}
 
 
 def _probe(lk: Lake, run: str) -> dict[str, float]:

@@ -23,19 +23,21 @@ def write_report(out: Path | None, page: Path) -> None:
         ValueError: the page has no markers.
         UsageError: the run has not ended.
     """
-    text, kept = page.read_text(), page.with_suffix(".json")
+    text, stored = page.read_text(), page.with_suffix(".json")
     if BEGIN not in text or END not in text.partition(BEGIN)[2]:
         msg = f"{page} has no place for the tables: put the lines {BEGIN} and {END} into it"
         raise ValueError(msg)
     if out is not None:
-        kept.write_text(json.dumps(figures(lake.open(out / "lake"), RUN), indent=1) + "\n")
+        stored.write_text(json.dumps(figures(lake.open(out / "lake"), RUN), indent=1) + "\n")
     head, tail = text.partition(BEGIN)[0], text.partition(BEGIN)[2].partition(END)[2]
-    page.write_text(f"{head}{BEGIN}\n\n{tables(json.loads(kept.read_text()))}\n\n{END}{tail}")
+    page.write_text(f"{head}{BEGIN}\n\n{tables(json.loads(stored.read_text()))}\n\n{END}{tail}")
 
 
-def tables(found: dict[str, Any]) -> str:
+def tables(measured_figures: dict[str, Any]) -> str:
     """All of them."""
-    return "\n\n".join((_declared(found["evaluation"]), _rounds(found["rounds"]), _costs(found)))
+    return "\n\n".join(
+        (_declared(measured_figures["evaluation"]), _rounds(measured_figures["rounds"]), _costs(measured_figures))
+    )
 
 
 def _declared(of: dict[str, Any]) -> str:
@@ -56,11 +58,11 @@ def _declared(of: dict[str, Any]) -> str:
         )
     head = ("weights", "solved", "success", "95 % interval", "actions an episode", "malformed", "refused")
     bounds = "" if of["low"] is None else f" (95 % interval {100 * of['low']:+.1f} to {100 * of['high']:+.1f})"
-    said = (
+    verdict = (
         f"The difference is {100 * of['difference']:+.1f} points{bounds}: {of['gained']} starts were solved after the "
         f"rounds only, {of['lost']} before\nthem only; McNemar's test, {of['test']}: p = {of['p']:.2g}."
     )
-    return f"The declared comparison, on {of['starts']} held-out starts:\n\n{table(head, rows)}\n\n{said}"
+    return f"The declared comparison, on {of['starts']} held-out starts:\n\n{table(head, rows)}\n\n{verdict}"
 
 
 def _share(value: float | None) -> str:
@@ -88,10 +90,10 @@ def _rounds(rounds: list[dict[str, float]]) -> str:
     return f"The rounds; success is that of their rollouts, on training starts:\n\n{table((*head, 'seconds'), rows)}"
 
 
-def _costs(found: dict[str, Any]) -> str:
-    seconds, sft, traces = found["seconds"], found["sft"], found["traces"]
-    collected, evaluated = (found["tokens"][name] for name in ("rounds", "evaluations"))
-    trained = sum(row["updates"] * row["update_tokens"] for row in found["rounds"] if row["updates"])
+def _costs(measured_figures: dict[str, Any]) -> str:
+    seconds, sft, traces = measured_figures["seconds"], measured_figures["sft"], measured_figures["traces"]
+    collected, evaluated = (measured_figures["tokens"][name] for name in ("rounds", "evaluations"))
+    trained = sum(row["updates"] * row["update_tokens"] for row in measured_figures["rounds"] if row["updates"])
     rows = [
         ("traces for SFT", f"{traces['solved']} of {traces['episodes']} solved"),
         ("SFT: updates, tokens, tokens of actions", f"{sft['updates']}, {sft['tokens']:,}, {sft['action_tokens']:,}"),
@@ -102,10 +104,10 @@ def _costs(found: dict[str, Any]) -> str:
         ("tokens trained on in the rounds, context included", f"{trained:,.0f}"),
         ("hours from the first job of the loop to its last", f"{seconds['whole'] / 3600:.2f}"),
         ("minutes of collecting (part of the above), evaluations included", f"{seconds['collect'] / 60:.0f}"),
-        ("times the loop was started", f"{found['attempts']}"),
-        *_pushes(found["probe"]),
-        ("ended by", found["stopped_by"]),
-        ("sha256 of the last weights", f"`{found['weights_sha256'][:16]}...`"),
+        ("times the loop was started", f"{measured_figures['attempts']}"),
+        *_pushes(measured_figures["probe"]),
+        ("ended by", measured_figures["stopped_by"]),
+        ("sha256 of the last weights", f"`{measured_figures['weights_sha256'][:16]}...`"),
     ]
     return f"What it took:\n\n{table(('', ''), rows)}"
 

@@ -13,7 +13,6 @@ from lake.lake import Lake
 from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.environments.house import House, HouseConfig, HouseScript
 from trainer.config import TrainConfig
-from trainer.online.demo import record_episodes
 from trainer.policy.model_files import convert_model
 from trainer.runs.folder import RunFolder
 from trainer.runs.offline import resume, train
@@ -39,7 +38,7 @@ def start(out: Path, say: Callable[[str], None]) -> Path:
         say(f"base: {convert_model(_package_file(), out / 'base'):,} parameters")
     if lk.sql("SELECT 1 FROM episodes WHERE run_id = ?", [TRACES]).is_empty():
         say(_traced(lk))
-    place = out / SFT
+    sft_folder = out / SFT
     config = TrainConfig(
         model=str(out / "base"),
         loss="sft",
@@ -52,7 +51,9 @@ def start(out: Path, say: Callable[[str], None]) -> Path:
         keep_last=1,
         threads=1,
     )
-    result = train(lk, config, place, run_id=SFT) if RunFolder(place).read() is None else resume(lk, place)
+    result = (
+        train(lk, config, sft_folder, run_id=SFT) if RunFolder(sft_folder).read() is None else resume(lk, sft_folder)
+    )
     say(f"sft: {result.optimizer_steps} updates, {result.model}")
     return result.model
 
@@ -76,6 +77,8 @@ def _traced(lk: Lake) -> str:
         collection_round=0,
     )
     traces = [record for group in groups for record in group]
-    record_episodes(lk, traces, run_id=TRACES, parameters={"noise": NOISE} | HOUSE.model_dump(mode="json"))
+    parameters = {"noise": NOISE} | HOUSE.model_dump(mode="json")
+    with lk.job(kind="collect", run_id=TRACES, parameters=parameters) as job:
+        job.record(traces)
     solved = sum(1 for trace in traces if trace.env_return)
     return f"traces: {solved} of {len(traces)} solved"

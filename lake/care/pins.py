@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Self
 
 import msgspec
@@ -26,6 +27,7 @@ from lake import ids
 from lake.documents import Moment, T, Versions, decode_document
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
 from lake.read.snapshot import resolve_at_episodes, resolve_at_time
+from lake.retries import compute_pause
 from lake.storage.store import Store
 from lake.tables import TABLES
 
@@ -282,15 +284,16 @@ class Claim:
         """A sentence that says who holds the claim now; None while this process holds it."""
 
     def __enter__(self) -> Self:
-        deadline, pause = time.monotonic() + _LISTING_SECONDS, _SHORTEST_PAUSE
-        while not self._try_claim():
+        deadline = time.monotonic() + _LISTING_SECONDS
+        for failures in count(1):
+            if self._try_claim():
+                break
             if time.monotonic() > deadline:
                 raise LakeAccessError(
                     f"{self._store.objects.uri(self._folder)} has listed other entries than it holds for "
                     f"{_LISTING_SECONDS:.0f} s; try again once its store lists what was written"
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(compute_pause(failures, first=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE))
         self._thread.start()
         return self
 

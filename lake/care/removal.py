@@ -36,7 +36,7 @@ from lake.care.saved_views import collect_words, drop_view, read_saved_views
 from lake.errors import LakeAccessError, UsageError
 from lake.read.parquet import collect_rows, scan_files, select_in_force
 from lake.read.snapshot import Snapshot, select_versions
-from lake.search import index
+from lake.search import delete_index
 from lake.storage import local_cache
 from lake.storage.commits import publish_revoked, until_committed
 from lake.storage.data_files import DataFileWrite, FileEntry, Replacement
@@ -271,7 +271,7 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
         removals["responses"] = _remove_answers(request_ids, identifies=removals["responses"].is_erased)
     for removal in [*removals.values(), unused_blobs]:
         _replace_files(store, removal, result, replaced)
-    index.delete_index(store.root)
+    delete_index(store.root)
     local_cache.erase_cached_files()
     return result
 

@@ -24,6 +24,7 @@ CommandTable = dict[str, tuple[str, str]]
 EXTRA_OF = {
     "aiohttp": "record",
     "jinja2": "train",
+    "cachetools": "view",
     "latex2mathml": "view",
     "ray": "ray",
     "safetensors": "train",

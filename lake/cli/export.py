@@ -7,7 +7,15 @@ from typing import Literal, cast
 import click
 
 import lake
-from lake.cli.options import Lakes, build_executor, executor_options, lakes_option
+from lake.cli.options import (
+    Lakes,
+    build_executor,
+    executor_options,
+    lakes_option,
+    run_option,
+    score_option,
+    where_option,
+)
 from lake.errors import UsageError
 from lake.read.text_table import count_noun
 
@@ -25,14 +33,14 @@ _FORMATS = (
 @click.option(
     "--out", required=True, type=click.Path(), help="Output file (.jsonl, .parquet, .db), or new folder for shards."
 )
-@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
-@click.option("--selection", help="Selection to export: its name, or a select job's id.  [default: all]")
-@click.option("--run", "run_id", help="Run to export.  [default: all]")
+@where_option
+@click.option("--selection", help="Only episodes of this selection: its name, or a select job's id.  [default: all]")
+@run_option
 @click.option(
     "--credit",
     help="Credit whose advantages to export: estimator, series or job, or `none`.  [default: the current one]",
 )
-@click.option("--score", help="Score to use for rewards, pairs and labels.  [default: the credit's, else env_return]")
+@score_option
 @click.option(
     "--pairs",
     type=click.Choice(_PAIRS),

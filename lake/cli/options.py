@@ -1,4 +1,4 @@
-"""Options and output that commands share: --lake, --as-of, --format, --executor, help in sections, printed rows.
+"""Options and output that commands share: --lake, --where, --config, --executor, help in sections, printed rows.
 
 Ids are printed as 13 base32 characters and times as ISO 8601. Only the `table` format cuts long texts.
 """
@@ -11,7 +11,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from lake.lake import Lake
     from lake.read.snapshot import Snapshot
 
+    Config = TypeVar("Config", bound=BaseModel)
+
 
 class SectionedCommand(click.Command):
     """A command whose help lists its options under headings; other options come last."""
@@ -48,6 +51,62 @@ class SectionedCommand(click.Command):
             records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+class SettingsCommand(SectionedCommand):
+    """A command with flags for what changes from run to run. `--set` and `--config` reach all of its settings.
+
+    Args:
+        section: section of the settings file.
+        model: returns the section's class. It is called only when needed, so the class is not imported earlier.
+        flags: dotted setting -> its flag.
+        former: flag of an earlier version -> the setting, setting=value or flag that replaces it.
+    """
+
+    def __init__(
+        self,
+        *,
+        section: str,
+        model: Callable[[], type[BaseModel]],
+        flags: Mapping[str, str],
+        former: Mapping[str, str],
+        **attributes: Any,
+    ) -> None:
+        super().__init__(**attributes)
+        self.section, self.model, self.flags, self.former = section, model, flags, former
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises UsageError: a former flag, with its new spelling."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if (successor := self.former.get(error.option_name)) is None:
+                raise
+            setting = successor if "=" in successor else f"{successor}=VALUE"
+            spelling = successor if successor.startswith("--") else f"--set {setting}"
+            raise UsageError(f"{error.option_name} is now {spelling}: `{ctx.command_path} -h`") from error
+
+    def collect_flags(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the flags among a command's parameters that the user gave, by their settings."""
+        names = {flag: parameter.name or "" for parameter in self.params for flag in parameter.opts}
+        values = {setting: parameters[names[flag]] for setting, flag in self.flags.items()}
+        return {setting: value for setting, value in values.items() if value not in (None, (), {})}
+
+    def read_config(
+        self, model: type[Config], config_file: str | None, pairs: Sequence[str], parameters: Mapping[str, Any]
+    ) -> Config:
+        """Return the validated settings of the file, of --set and of flags. Raises UsageError: one is invalid."""
+        from lake.settings import add_flags, merge, parse_typed_pairs, read_section, validate
+
+        settings = read_section(config_file, [self.section]) if config_file else {}
+        overrides = add_flags(parse_typed_pairs(pairs, model), self.collect_flags(parameters), self.flags)
+        return validate(model, merge(settings, overrides))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, then the settings without a flag."""
+        super().format_options(ctx, formatter)
+        with formatter.section(f"Settings (--set KEY=VALUE, or [{self.section}] in the file of --config)"):
+            formatter.write_dl(list(_describe_settings(self.model(), self.flags)), col_max=36)
 
 
 class ConfiguredCommand(click.Command):
@@ -72,6 +131,20 @@ class ConfiguredCommand(click.Command):
                     formatter.write_text(text)
                     formatter.write_paragraph()
                 formatter.write_dl(list(_describe_fields(model)), col_max=24)
+
+
+def _describe_settings(model: type[BaseModel], flags: Mapping[str, str], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each setting without a flag, dotted, with the first clause of its meaning."""
+    from lake.settings import models_in
+
+    for name, text in _describe_fields(model):
+        annotation, setting = model.model_fields[name].annotation, f"{prefix}{name}"
+        inner = [] if get_origin(annotation) is tuple else list(models_in(annotation))
+        if len(inner) == 1:
+            yield from _describe_settings(inner[0], flags, f"{setting}.")
+        elif setting not in flags:
+            meaning, gap, default = text.partition("  [")
+            yield f"{setting}.OPTION" if inner else setting, re.split(r"[.;:](?: |$)", meaning)[0] + gap + default
 
 
 def _describe_fields(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
@@ -196,6 +269,50 @@ def format_option(function: Command) -> Command:
         show_default=True,
         help="Output format of rows. line: one value per line, also used when a table is wider than the terminal.",
     )(function)
+
+
+def config_option(section: str) -> Callable[[Command], Command]:
+    """Add --config, a TOML file whose section has the settings of a command."""
+    help_text = f"Settings file (TOML), with the section [{section}].  [default: none]"
+    return click.option("--config", "config_file", type=click.Path(dir_okay=False), help=help_text)
+
+
+def set_option(example: str) -> Callable[[Command], Command]:
+    """Add --set, which changes one setting."""
+    help_text = f"Setting, e.g. {example}; repeatable. Wins over the file."
+    return click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help=help_text)
+
+
+def where_option(function: Command) -> Command:
+    """Add --where, which chooses episodes."""
+    help_text = 'SQL predicate over `episodes`, e.g. "env_return > 0".  [default: all]'
+    return click.option("--where", help=help_text)(function)
+
+
+def run_option(function: Command) -> Command:
+    """Add --run, which chooses the episodes of a run."""
+    return click.option("--run", "run_id", help="Only episodes of this run.  [default: all]")(function)
+
+
+def episodes_options(function: Command) -> Command:
+    """Add --where and --run. The function gets them as one predicate, `where`."""
+
+    @wraps(function)
+    def with_predicate(*arguments: Any, where: str | None, run_id: str | None, **options: Any) -> Any:
+        if run_id is not None:
+            from lake.judgements.selections import bracket_predicate
+
+            name = run_id.replace("'", "''")
+            where = f"{bracket_predicate(where)} AND run_id = '{name}'"
+        return function(*arguments, where=where, **options)
+
+    return where_option(run_option(with_predicate))
+
+
+def score_option(function: Command) -> Command:
+    """Add --score, the score by which episodes are judged."""
+    help_text = "Score: env_return, or a scorer or reward, optionally with @VERSION.  "
+    return click.option("--score", help=help_text + "[default: the credit's, else env_return]")(function)
 
 
 def as_of_option(function: Command) -> Command:

@@ -2,135 +2,83 @@
 
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import echo_rows, format_option, lake_option
+from lake.cli.options import SettingsCommand, config_option, echo_rows, format_option, lake_option, set_option
 from lake.errors import MissingExtraError, UsageError
 from lake.read.text_table import count_noun, format_cell
 
 if TYPE_CHECKING:
     from lake.live.delivery import SpoolStatus
     from lake.live.proxy.serve import ProxyReport
+    from lake.live.proxy.settings import RecordConfig
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 _MB = 1 << 20
+_SAME_NAMES = {"run", "host", "port", "unfinished", "idle", "timeout", "durable", "max_connections", "spool"}
+"""Settings that the proxy takes as they are."""
 
 
-@click.command()
+def _import_config() -> "type[RecordConfig]":
+    from lake.live.proxy.settings import RecordConfig
+
+    return RecordConfig
+
+
+@click.command(
+    cls=SettingsCommand,
+    sections={},
+    section="record",
+    model=_import_config,
+    flags={"run": "--run", "port": "--port", "host": "--host", "durable": "--durable", "spool": "--spool"},
+    former={
+        "--idle": "idle",
+        "--unfinished": "unfinished",
+        "--timeout": "timeout",
+        "--ask": "ask",
+        "--logprobs-mode": "logprobs_mode",
+        "--on-full": "on_full",
+        "--max-body": "max_body",
+        "--max-answer": "max_answer",
+        "--max-answers": "max_answers",
+        "--max-connections": "max_connections",
+        "--spool-size": "spool_size",
+    },
+)
 @click.option("--upstream", required=True, metavar="URL", help="Base URL of the engine or API to forward calls to.")
 @lake_option
-@click.option("--run", default="live", show_default=True, help="Run name for calls that do not set one.")
+@click.option("--run", help="Run name for calls that do not set one.  [default: live]")
+@click.option("--port", type=int, help="Port to listen on (0 picks a free port).  [default: 8484]")
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8484,
-    show_default=True,
-    help="Port to listen on (0 picks a free port).",
-)
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address to listen on; addresses other than localhost require --token.",
+    "--host", help="Address to listen on; addresses other than localhost require --token.  [default: 127.0.0.1]"
 )
 @click.option(
     "--token",
     help="Token that clients must send in the X-Trajlake-Token header; best set in TRAJLAKE_RECORD_TOKEN.",
 )
 @click.option(
-    "--idle",
-    type=click.FloatRange(min=1),
-    default=600.0,
-    show_default=True,
-    help="Idle time after which an episode ends, in seconds.",
-)
-@click.option(
-    "--unfinished",
-    type=click.Choice(["continue", "drop"]),
-    default="continue",
-    show_default=True,
-    help="Episodes that are open when the proxy ends or crashes. continue: later calls add to them; drop: they are "
-    "discarded and can be played again.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=1),
-    default=600.0,
-    show_default=True,
-    help="Timeout for an upstream response that stalls, in seconds.",
-)
-@click.option(
-    "--ask",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    show_default=True,
-    help="Request token ids and log-probabilities from the engine. auto: only from vLLM and SGLang.",
-)
-@click.option(
-    "--logprobs-mode",
-    type=click.Choice(["processed", "raw"]),
-    help="Log-probability mode of the engine. If it is unknown, losses with importance ratios refuse temperatures "
-    "other than 1.  [default: reported by vLLM with VLLM_SERVER_DEV_MODE=1]",
-)
-@click.option(
-    "--on-full",
-    type=click.Choice(["refuse", "drop"]),
-    default="refuse",
-    show_default=True,
-    help="Action when the spool is full. refuse: reject calls; drop: forward calls without recording them.",
-)
-@click.option(
     "--durable",
     is_flag=True,
+    default=None,
     help="Return each answer only after its call is on disk, so a crash loses no call that a client saw completed.",
 )
 @click.option(
-    "--max-body", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum request size in MB."
-)
-@click.option(
-    "--max-answer",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Maximum answer size in MB; longer answers are cut.",
-)
-@click.option(
-    "--max-answers",
-    type=click.IntRange(min=1),
-    default=512,
-    show_default=True,
-    help="Maximum total size of concurrent answers in MB; above it, the longest is cut.",
-)
-@click.option(
-    "--max-connections",
-    type=click.IntRange(min=1),
-    default=4096,
-    show_default=True,
-    help="Maximum number of open connections; more are refused.",
-)
-@click.option(
     "--spool",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False),
     help="Folder for recordings that are not in the lake yet.  [default: below TRAJLAKE_SPOOL or the state folder]",
 )
-@click.option(
-    "--spool-size", type=click.IntRange(min=8), default=1024, show_default=True, help="Maximum spool size in MB."
-)
+@config_option("record")
+@set_option("idle=60, spool_size=4096")
 def record(
     *,
-    host: str,
+    upstream: str,
+    lake_uri: str,
     token: str | None,
-    ask: str,
-    logprobs_mode: str | None,
-    on_full: str,
-    max_body: int,
-    max_answer: int,
-    max_answers: int,
-    spool_size: int,
-    **proxy_options: Any,
+    config_file: str | None,
+    pairs: tuple[str, ...],
+    **flags: Any,
 ) -> None:
     """Record agents through a proxy while they call a model.
 
@@ -145,26 +93,26 @@ def record(
     ends when it is idle or the proxy stops, and later calls continue it as another episode. After a crash, the proxy
     resumes at its next start.
     """
+    config = record.read_config(_import_config(), config_file, pairs, flags)
     token = (token or "").strip() or None  # a header value has no blanks around it
-    _check(proxy_options["run"], host, token, max_body, spool_size)
-    if proxy_options["durable"] and on_full == "drop":
-        raise UsageError(
-            "--durable cannot be combined with --on-full drop: it records every answered call, and drop skips some"
-        )
+    _check(config, token)
     from lake.live.proxy.app import RequestLimits
     from lake.live.proxy.relay import CallSettings
     from lake.live.proxy.serve import Options, serve
 
     options = Options(
-        host=host,
+        upstream=upstream,
+        lake_uri=lake_uri,
         token=token,
-        refuses=on_full == "refuse",
-        spool_bytes=spool_size * _MB,
-        settings=CallSettings(asks=ask, logprobs_mode=logprobs_mode, max_answer=max_answer * _MB),
+        refuses=config.on_full == "refuse",
+        spool_bytes=config.spool_size * _MB,
+        settings=CallSettings(asks=config.ask, logprobs_mode=config.logprobs_mode, max_answer=config.max_answer * _MB),
         limits=RequestLimits(
-            max_body=max_body * _MB, max_bodies=max(512, 2 * max_body) * _MB, max_answers=max_answers * _MB
+            max_body=config.max_body * _MB,
+            max_bodies=max(512, 2 * config.max_body) * _MB,
+            max_answers=config.max_answers * _MB,
         ),
-        **proxy_options,  # named like the fields of `Options`
+        **config.model_dump(include=_SAME_NAMES),
     )
 
     def greet(url: str) -> None:
@@ -173,21 +121,19 @@ def record(
     _print_report(serve(options, ready=greet, say=lambda text: click.echo(format_cell(text))))
 
 
-def _check(run: str, host: str, token: str | None, max_body: int, spool_size: int) -> None:
-    """Raise a TrajlakeError if options conflict or the package aiohttp is missing."""
+def _check(config: "RecordConfig", token: str | None) -> None:
+    """Raise a TrajlakeError if the run's name or the host is invalid, or the package aiohttp is missing."""
     from lake.formats.base.secrets import remove_keys
     from lake.records import check_run_name
 
-    check_run_name(run)
-    if remove_keys(run) != run:
+    check_run_name(config.run)
+    if remove_keys(config.run) != config.run:
         raise UsageError("--run looks like a key, and run names are recorded; use another name")
-    if host not in _LOCAL and not token:
+    if config.host not in _LOCAL and not token:
         raise UsageError(
-            f"--host {host} admits other machines, so it requires a --token (in the environment: "
+            f"--host {config.host} admits other machines, so it requires a --token (in the environment: "
             "TRAJLAKE_RECORD_TOKEN), which they send in the header X-Trajlake-Token; or leave --host out"
         )
-    if 2 * max_body > spool_size:
-        raise UsageError(f"--spool-size is {spool_size} MB; valid: at least twice --max-body, which is {max_body} MB")
     if find_spec("aiohttp") is None:
         raise MissingExtraError('trajlake record needs the package aiohttp: pip install "trajlake[record]"')
 
@@ -212,7 +158,7 @@ def _print_report(report: "ProxyReport") -> None:
         )
     if calls.crowded_out:
         click.echo(
-            f"{calls.crowded_out} episodes were ended early because too many were open; use a smaller --idle",
+            f"{calls.crowded_out} episodes were ended early because too many were open; shorten --set idle=SECONDS",
             err=True,
         )
     if not report.is_all:

@@ -12,7 +12,6 @@ A finished export has `manifest.json` instead: the snapshot, the jobs of its adv
 every shard, and the data that the format cannot hold.
 """
 
-import fcntl
 import hashlib
 import os
 import sqlite3
@@ -23,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -44,6 +43,8 @@ from lake.read.episodes import KEYS, read_episodes, read_scores, split_batches
 from lake.read.joined_snapshot import JoinedSnapshot
 from lake.read.snapshot import Snapshot
 from lake.records import ScoreRecord
+from lake.storage.atomic import PARTIAL, atomic_file, partial_path, sync_path, write_atomically
+from lake.storage.locks import try_lock_file
 from lake.storage.store import Store
 from lake.write.jobs import get_package_version
 
@@ -51,8 +52,6 @@ STATE = "_export.json"
 MANIFEST = "manifest.json"
 LOCK = "_export.lock"
 _TREE = "_export.files"
-STAGING = ".part"
-"""Ending of an incomplete file."""
 SUFFIXES = {"jsonl": ".jsonl", "parquet": ".parquet", "sqlite": ".db"}
 """Ending of a file by container; the files of a tree have various endings."""
 SHARD_EPISODES = 10_000
@@ -157,21 +156,17 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
 
 def write_table(path: Path, rows: Iterable[Row], target: Target) -> tuple[int, int, str]:
     """Write a file of rows; return the number of rows, the bytes and the sha256."""
-    staging = path.with_name(path.name + STAGING)
-    try:
+    with atomic_file(path) as partial_file:
         match target.container:
             case "parquet":
-                count = _write_parquet(staging, rows, target)
+                count = _write_parquet(partial_file, rows, target)
             case "sqlite":
-                count = _write_sqlite(staging, rows, target)
+                count = _write_sqlite(partial_file, rows, target)
             case _:
-                count = write_lines(staging, rows)
-        size = staging.stat().st_size
-        with staging.open("rb") as file:
+                count = write_lines(partial_file, rows)
+        size = partial_file.stat().st_size
+        with partial_file.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)
     return count, size, digest
 
 
@@ -185,7 +180,6 @@ def write_lines(path: Path, rows: Iterable[Row]) -> int:
             buffer += b"\n"
             file.write(buffer)
             count += 1
-        _sync(file)
     return count
 
 
@@ -200,7 +194,7 @@ def _write_parquet(path: Path, rows: Iterable[Row], target: Target) -> int:
             yield from map(decode, file)
 
     # The schema depends on all rows, so they are written to a temporary file first.
-    spooled = path.with_name(f"{path.stem}.rows{STAGING}")
+    spooled = path.with_name(f"{path.name}.rows{PARTIAL}")
     try:
         write_lines(spooled, rows)
         schema, fit = target.schema_of(read_rows())
@@ -216,16 +210,14 @@ def _write_batches(path: Path, rows: Iterable[Row], schema: Any) -> int:
     # Arrow cannot convert Python rows to columns of JSON type, so they become text columns first.
     plain_schema = pa.schema([(field.name, _to_storage_type(field.type)) for field in schema])
     count, batch = 0, []
-    with path.open("wb") as file:
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for row in rows:
-                batch.append(row)
-                count += 1
-                if len(batch) == _ROWS_PER_WRITE:
-                    writer.write_table(pa.Table.from_pylist(batch, plain_schema).cast(schema))
-                    batch.clear()
-            writer.write_table(pa.Table.from_pylist(batch, plain_schema).cast(schema))
-        _sync(file)
+    with path.open("wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for row in rows:
+            batch.append(row)
+            count += 1
+            if len(batch) == _ROWS_PER_WRITE:
+                writer.write_table(pa.Table.from_pylist(batch, plain_schema).cast(schema))
+                batch.clear()
+        writer.write_table(pa.Table.from_pylist(batch, plain_schema).cast(schema))
     return count
 
 
@@ -257,8 +249,6 @@ def _write_sqlite(path: Path, rows: Iterable[Row], target: Target) -> int:
             db.execute("COMMIT")
     except sqlite3.OperationalError as error:
         raise OSError(None, f"SQLite: {error}", str(path)) from error
-    with path.open("rb") as file:
-        _sync(file)
     return max(count, 0)
 
 
@@ -284,8 +274,7 @@ def write_tree(folder: Path, rows: Iterable[Row], log: "TreeLog", number: int) -
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + data)
     # Syncing at the end is faster: the disk writes all files at once.
     for path in written:
-        with path.open("rb") as file:
-            _sync(file)
+        sync_path(path)
     return count, size, digest.hexdigest()
 
 
@@ -315,28 +304,13 @@ class TreeLog:
             elif name and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts:
                 path = self._folder / name
                 path.unlink(missing_ok=True)
-                path.with_name(path.name + STAGING).unlink(missing_ok=True)
+                partial_path(path).unlink(missing_ok=True)
                 for parent in path.parents:
                     if parent == self._folder:
                         break
                     with suppress(OSError):
                         parent.rmdir()
         write_atomically(self.path, "".join(f"{line}\n" for line in earlier).encode())
-
-
-def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write a file under a temporary name, then rename it."""
-    staging = path.with_name(path.name + STAGING)
-    with staging.open("wb") as file:
-        file.write(data)
-        if sync:
-            _sync(file)
-    staging.replace(path)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 class Destination:
@@ -368,7 +342,10 @@ class Destination:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the output for this process. Raises UsageError: another process is exporting to it."""
-        descriptor = self._acquire_lock()
+        with explain_disk_errors(self._folder):
+            descriptor = try_lock_file(self._lock_path, is_optional=True)
+        if descriptor is None:
+            raise UsageError(f"another process exports to {self._out}: wait for it, or use another --out")
         try:
             yield
         finally:
@@ -378,24 +355,6 @@ class Destination:
             if not self._is_file:
                 with suppress(OSError):
                     self._folder.rmdir()  # succeeds only if the export wrote nothing
-
-    def _acquire_lock(self) -> int:
-        while True:
-            with explain_disk_errors(self._folder):
-                descriptor = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                os.close(descriptor)
-                message = f"another process exports to {self._out}: wait for it, or use another --out"
-                raise UsageError(message) from error
-            except OSError:
-                return descriptor  # a file system without locks
-            # The former holder may have deleted the file, so another file may be the lock now.
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), self._lock_path.stat()):
-                    return descriptor
-            os.close(descriptor)
 
     def read_state(self) -> ExportState | None:
         """Return the state of an unfinished export; None without one.
@@ -429,7 +388,7 @@ class Destination:
                 unfinished = self._name_shard(len(former.shards))
                 for name in () if self._is_tree else (*(shard.name for shard in former.shards), unfinished):
                     (self._folder / name).unlink(missing_ok=True)
-                    (self._folder / f"{name}{STAGING}").unlink(missing_ok=True)
+                    partial_path(self._folder / name).unlink(missing_ok=True)
         self.save(state)
 
     def save(self, state: ExportState) -> None:

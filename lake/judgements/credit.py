@@ -10,7 +10,7 @@ the unchanged groups of earlier jobs.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -101,7 +101,7 @@ class Credit:
     """Id of the estimator with its options, sources and filters."""
     estimator: str
     """Name of the estimator."""
-    parameters: dict[str, Any]
+    parameters: dict[str, Any] = field(hash=False)
     """Parameters of the series' newest job, or of the named job."""
     job_id: int | None = None
     """The named job; None means the current series."""

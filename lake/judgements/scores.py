@@ -22,12 +22,33 @@ ENV_RETURN = "env_return"
 """Name of the return that the environment reported."""
 _VERSION = """
 SELECT any_value(scorer_version) AS version FROM scorer_versions
-WHERE scorer = $scorer AND CASE WHEN $version IS NULL THEN is_current ELSE scorer_version = $version END
+WHERE scorer = {scorer} AND CASE WHEN {version} IS NULL THEN is_current ELSE scorer_version = {version} END
 """
 _SCORERS = """
 SELECT DISTINCT scorer FROM current_scores
 WHERE step_index IS NULL AND value IS NOT NULL AND episode_id IN (SELECT unnest($ids::BIGINT[])) ORDER BY scorer
 """
+_OF_NAME = """
+SELECT {number} AS number, scorer_version AS version, episode_id, job_id,
+       any_value(value) FILTER (step_index IS NULL) AS score, bool_or(step_index IS NULL) AS is_scored,
+       count(step_index) AS step_scores, count(value) FILTER (step_index IS NOT NULL) AS step_values
+FROM latest_scores WHERE scorer = {scorer} AND scorer_version = ({of_version}) GROUP BY ALL
+"""
+"""SQL: scores under one name. A join with the versions would hold all rows of `scores` in memory."""
+_VERSION_OF_NAME = """
+SELECT {number} AS number, ({of_version}) AS version, NULL::BIGINT AS episode_id, NULL::BIGINT AS job_id,
+       NULL::DOUBLE AS score, false AS is_scored, 0::BIGINT AS step_scores, 0::BIGINT AS step_values
+"""
+_EPISODES = pl.Schema(
+    {
+        "episode_id": pl.Int64(),
+        "job_id": pl.Int64(),
+        "score": pl.Float64(),
+        "is_scored": pl.Boolean(),
+        "step_scores": pl.Int64(),
+        "step_values": pl.Int64(),
+    }
+)
 _MINE = "FROM latest_scores WHERE scorer = $scorer AND scorer_version = $version"
 
 
@@ -70,7 +91,8 @@ def read_current_versions(lake: SnapshotReader) -> dict[str, str]:
 def find_version(lake: SnapshotReader, scorer: str) -> str | None:
     """Return the version that NAME or NAME@VERSION means; None if it has no scores."""
     name, at, version_name = scorer.partition("@")
-    version: str | None = lake.sql(_VERSION, {"scorer": name, "version": version_name if at else None}).item()
+    query = _VERSION.format(scorer="$scorer", version="$version")
+    version: str | None = lake.sql(query, {"scorer": name, "version": version_name if at else None}).item()
     return version
 
 
@@ -104,21 +126,6 @@ def find_scorers_with_values(lake: SnapshotReader, episode_ids: pl.Series) -> li
     """Return the scorers whose current version has a value for at least one of the episodes (int64 [E]), by name."""
     scorers = lake.sql(_SCORERS, {"ids": episode_ids.to_list()})
     return scorers["scorer"].to_list()
-
-
-def find_step_score_jobs(lake: SnapshotReader, scorer: str) -> pl.DataFrame:
-    """Return the jobs whose scores of steps count: episode_id and job_id, one row per scored episode.
-
-    Args:
-        scorer: NAME or NAME@VERSION.
-
-    Raises:
-        UsageError: the scorer scored no step.
-    """
-    jobs = _read_version(lake, scorer, "SELECT episode_id, job_id, count(step_index) AS steps", "GROUP BY ALL")
-    if not jobs["steps"].sum():
-        raise _unknown_scorer_error(lake, scorer, "steps")
-    return jobs.drop("steps")
 
 
 def read_current_scorers(lake: SnapshotReader) -> pl.DataFrame:
@@ -167,6 +174,53 @@ def read_scores_of(
         # The view decides which of several jobs counts.
         rows = lake.sql(f"SELECT {', '.join(names)} FROM current_scores WHERE {condition}")
     return rows.select(names)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedScores:
+    """Scores of a few scorers, read with one query (`read_named_scores`)."""
+
+    lake: SnapshotReader
+    versions: dict[str, str]
+    """NAME or NAME@VERSION, as requested -> its version; a scorer without scores is absent."""
+    episodes: dict[str, pl.DataFrame]
+    """The same names -> one row per scored episode: `episode_id`, `job_id` (the newest that scored it), `score` (of the
+    whole episode), `is_scored` (as a whole), `step_scores` and `step_values` (its steps with a score, with a value)."""
+
+    def of_episodes(self, name: str) -> pl.DataFrame:
+        """Return `episode_id` and `score` of the episodes scored as a whole; UsageError if there are none."""
+        episodes = self.episodes.get(name, _EPISODES.to_frame()).filter("is_scored")
+        if episodes.is_empty():
+            raise _unknown_scorer_error(self.lake, name, "episodes")
+        return episodes.select("episode_id", "score")
+
+    def of_steps(self, name: str) -> pl.DataFrame:
+        """Return `episode_id`, `job_id` and `step_values` of all scored episodes; UsageError if no step is scored."""
+        episodes = self.episodes.get(name, _EPISODES.to_frame())
+        if not episodes["step_scores"].sum():
+            raise _unknown_scorer_error(self.lake, name, "steps")
+        return episodes.select("episode_id", "job_id", "step_values")
+
+
+def read_named_scores(lake: SnapshotReader, names: Sequence[str]) -> NamedScores:
+    """Read versions and scores of scorers or rewards, each NAME or NAME@VERSION; `env_return` has only a version.
+
+    Without names it reads nothing. Texts (`read_reasons`) and the scores of single steps are not read.
+    """
+    parts: list[str] = []
+    params: dict[str, str | None] = {}
+    for number, name in enumerate(names):
+        scorer, at, version = name.partition("@")
+        params |= {f"scorer_{number}": scorer, f"version_{number}": version if at else None}
+        of_version = _VERSION.format(scorer=f"$scorer_{number}", version=f"$version_{number}")
+        part = _VERSION_OF_NAME if name == ENV_RETURN else _OF_NAME
+        parts.append(part.format(number=number, scorer=f"$scorer_{number}", of_version=of_version))
+    if not parts:
+        return NamedScores(lake, {}, {})
+    rows = lake.sql(" UNION ALL ".join(parts), params).partition_by("number", as_dict=True)
+    of_names = {names[number]: frame for (number,), frame in rows.items()}
+    versions = {name: frame["version"][0] for name, frame in of_names.items()}
+    return NamedScores(lake, {name: version for name, version in versions.items() if version is not None}, of_names)
 
 
 def read_reasons(lake: SnapshotReader, scorer: str, version: str) -> pl.DataFrame:

@@ -79,7 +79,7 @@ def read_selection(snapshot: Snapshot, job_or_name: str) -> SelectedEpisodes:
             else "names no select job"
         )
         newest = ", ".join(f"{name} ({ids.to_text(job)})" for job, name in jobs.head(5).rows())
-        msg = f"--selection {job_or_name!r} {fault}; the newest: {newest or 'none, make one with `trajlake select`'}"
+        msg = f"selection {job_or_name!r} {fault}; the newest: {newest or 'none, make one with `trajlake select`'}"
         raise UsageError(msg)
     job_id, name = matches.row(0)
     rows = snapshot.scan("selections").filter(pl.col("job_id") == job_id)

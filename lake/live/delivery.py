@@ -12,14 +12,11 @@ belong to the lake that is at its address now. They stay where they are, and the
 delivers and deletes them.
 """
 
-import fcntl
 import logging
-import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -56,6 +53,8 @@ from lake.live.owners import (
 )
 from lake.live.spool import START, SUFFIX, Position, Spool, WakeupSignal
 from lake.records import EpisodeRecord, Reject, excerpt, format_record
+from lake.retries import compute_pause
+from lake.storage.locks import hold_file_lock
 
 if TYPE_CHECKING:
     from lake.lake import Lake
@@ -262,23 +261,10 @@ def list_spools(owner: Owner) -> list[SpoolStatus]:
     return spools
 
 
-@contextmanager
-def try_lock(folder: Path) -> Iterator[int | None]:
-    """Lock a spool; yields None if a process records into it. Raises OSError."""
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield lock
-    except BlockingIOError:
-        yield None
-    finally:
-        os.close(lock)
-
-
 def _inspect(folder: Path, owner: Owner, spool_owner: Owner | None) -> SpoolStatus:
     size = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
     finished = unfinished = None
-    with lock_root(folder.parent), try_lock(folder) as lock:
+    with lock_root(folder.parent), hold_file_lock(folder / LOCK, wait=False) as lock:
         if lock is not None:
             try:
                 log = EpisodeLog(Spool.read_only(folder))
@@ -343,7 +329,7 @@ def _report_orphans(root: Path, owner: Owner) -> None:
 
 def delete_spool(spool: SpoolStatus) -> bool:
     """Delete a spool with its episodes; False if a process records into it. Raises OSError."""
-    with lock_root(spool.folder.parent), try_lock(spool.folder) as lock:
+    with lock_root(spool.folder.parent), hold_file_lock(spool.folder / LOCK, wait=False) as lock:
         if lock is None:
             return False
         shutil.rmtree(spool.folder)
@@ -440,7 +426,7 @@ class Delivery:
         return self.counts.problem is None and not self._log.finished and not self._log.open
 
     def _run(self) -> None:
-        pause, adopted_at = 0.0, -ADOPT_SECONDS
+        failures, adopted_at = 0, -ADOPT_SECONDS
         while True:
             is_last, request = self._is_closing, self._requested
             if is_last or time.monotonic() - adopted_at > ADOPT_SECONDS:
@@ -464,7 +450,8 @@ class Delivery:
                 self._turn.notify_all()
             if is_last:
                 return
-            pause = 0.0 if problem is None else min(max(2 * pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+            failures = 0 if problem is None else failures + 1
+            pause = compute_pause(failures, first=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
             self._wakeup.wait(max(pause, self._batch_seconds))
 
     def _adopt(self) -> None:
@@ -631,7 +618,7 @@ def deliver_spool(spool: SpoolStatus, lake: "Lake") -> DeliveryCounts:
         LakeAccessError: the lake or the spool cannot be reached; nothing is lost.
     """
     root, owner = spool.folder.parent, get_owner(lake)
-    with lock_root(root), try_lock(spool.folder) as lock:
+    with lock_root(root), hold_file_lock(spool.folder / LOCK, wait=False) as lock:
         if lock is None:
             raise UsageError(f"{spool.folder}: a process records into it, and delivers its episodes")
         write_owner(spool.folder, owner)

@@ -6,7 +6,6 @@ Until then its spool has the address alone.
 """
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -17,6 +16,8 @@ import msgspec
 from lake import ids
 from lake.errors import LakeAccessError, TrajlakeError
 from lake.storage.addresses import parse_address
+from lake.storage.atomic import write_atomically
+from lake.storage.locks import hold_file_lock
 from lake.storage.objects import (
     LAKE_FOLDER,
     RESERVED,
@@ -118,13 +119,7 @@ def read_owner(folder: Path) -> Owner | None:
 
 def write_owner(folder: Path, owner: Owner) -> None:
     """Write the lake of a spool durably. Raises OSError."""
-    staging = folder / f"{OWNER_FILE}#"
-    descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(owner))
-        file.flush()
-        os.fsync(descriptor)
-    staging.replace(folder / OWNER_FILE)
+    write_atomically(folder / OWNER_FILE, msgspec.json.encode(owner), mode=0o600)
 
 
 def may_adopt(owner: Owner, spool_owner: Owner | None) -> bool:
@@ -242,14 +237,6 @@ def proxy_spool_root(lake_uri: str, port: int, spool: Path | None = None) -> Pat
     return spool_root(lake_uri, program) if spool is None else spool / program
 
 
-@contextlib.contextmanager
-def lock_root(root: Path) -> Iterator[None]:
+def lock_root(root: Path) -> contextlib.AbstractContextManager[int | None]:
     """Let one process at a time create, adopt or delete spools below a root."""
-    lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        # Closing is not enough, because a process that was forked in between has the file open too.
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)
+    return hold_file_lock(root / LOCK)

@@ -20,7 +20,6 @@ An agent may record in a signal handler or a destructor, and so interrupt itself
 import asyncio
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import queue
@@ -37,7 +36,9 @@ from typing import NamedTuple, Self
 from lake.errors import LakeAccessError, LakeVersionError, TrajlakeError
 from lake.formats.base.secrets import KeylessRecords
 from lake.live.owners import LOCK, Owner, lock_root, may_adopt, read_owner, write_owner
+from lake.retries import compute_pause
 from lake.storage.atomic import sync_path
+from lake.storage.locks import lock_file, try_lock_file
 
 MAGIC = b"TRJSPL01"
 HEADER_BYTES = 16
@@ -328,8 +329,7 @@ class Spool:
             with lock_root(root):
                 folder = root / f"{os.getpid()}-{secrets.token_hex(4)}"
                 folder.mkdir(mode=0o700)
-                lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                lock = lock_file(folder / LOCK)
                 if owner is not None:
                     write_owner(folder, owner)
         except OSError as error:
@@ -363,22 +363,18 @@ class Spool:
             return spools
         with lock_root(root):
             for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+                lock = None
                 try:
-                    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-                except OSError as error:
-                    _log.warning("the spool %s cannot be taken over: %s", folder, error)
-                    continue
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if (lock := try_lock_file(folder / LOCK)) is None:
+                        continue
                     spool = cls(folder, lock, max_bytes, segment_bytes, buffer_bytes, read_owner(folder))
                     if owner is not None and not may_adopt(owner, spool.owner):
                         os.close(lock)
                         continue
                     spool._number, spool._ends, spool.cut_bytes = repair_segments(folder)
-                except BlockingIOError:
-                    os.close(lock)
                 except (OSError, TrajlakeError) as error:
-                    os.close(lock)
+                    if lock is not None:
+                        os.close(lock)
                     _log.warning("the spool %s cannot be taken over: %s", folder, error)
                 else:
                     spools.append(spool)
@@ -542,9 +538,9 @@ class Spool:
     # ------------------------------------------------------------ the writing thread
 
     def _run(self) -> None:
-        pause, limit = GROUP_SECONDS, self._segment_bytes
+        failures, limit = 0, self._segment_bytes
         while True:
-            self._wakeup.gather(pause)
+            self._wakeup.gather(compute_pause(failures + 1, first=GROUP_SECONDS, longest=_LONGEST_PAUSE))
             with self._state:
                 size, count = 0, 0
                 while count < len(self._pending) and (not count or size < limit):
@@ -562,10 +558,10 @@ class Spool:
                 self._fail(error)
                 if is_closing:
                     return
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                failures += 1
                 limit = sum(map(len, batch)) // 2  # fewer frames may still fit
             else:
-                pause, limit = GROUP_SECONDS, self._segment_bytes
+                failures, limit = 0, self._segment_bytes
             if self._pending or self._is_closing:
                 self._wakeup.notify()
 

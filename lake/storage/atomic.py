@@ -1,6 +1,7 @@
 """Folders and files that exist either completely or not at all, even after a power cut.
 
-A file is written under a temporary name in its folder, flushed to disk, then renamed. A folder is written the same way.
+A file is written under a temporary name in its folder, flushed to disk, then renamed, and the new name is flushed too.
+A folder is written the same way.
 No portable call replaces a folder that holds files, so the old folder is renamed first:
 
     .NAME.partial     is being written
@@ -127,14 +128,41 @@ def partial_path(target: Path) -> Path:
     return _hidden_path(target, PARTIAL)
 
 
-def atomic_text(target: Path, text: str) -> None:
-    """Write a text file atomically."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_path(target)
-    partial.write_text(text, encoding="utf-8")
-    sync_path(partial)
-    partial.replace(target)
-    sync_path(target.parent)
+@contextmanager
+def atomic_file(
+    target: Path,
+    *,
+    partial: Path | None = None,
+    move: Callable[[Path, Path], None] = os.replace,
+    sync: bool = True,
+) -> Iterator[Path]:
+    """Yield a temporary path to write a file to; the file gets the name `target` if the block ends without an error.
+
+    Args:
+        partial: another temporary path in the same folder, for files with several concurrent writers.
+        move: gives a file its name.
+        sync: False leaves it to the system when the file reaches the disk. After a power cut it may then be missing,
+            empty or incomplete.
+    """
+    partial = partial or partial_path(target)
+    try:
+        yield partial
+        if sync:
+            sync_path(partial)
+        move(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    if sync:
+        sync_path(target.parent)
+
+
+def write_atomically(target: Path, *content: bytes, mode: int = 0o666, sync: bool = True) -> None:
+    """Write pieces of bytes to a file as `atomic_file`; `mode` is limited by the process's umask."""
+    with (
+        atomic_file(target, sync=sync) as partial,
+        open(partial, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as file,
+    ):
+        file.writelines(content)
 
 
 def _hidden_path(target: Path, end: str) -> Path:

@@ -9,7 +9,6 @@ without changes, so its data would vanish silently. So the store checks every en
 checks before it deletes anything, and the doctor checks on every call.
 """
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from lake import ids
 from lake.documents import decode_document
 from lake.errors import ConflictError, LakeAccessError
+from lake.retries import compute_pause
 from lake.storage.objects import Objects
 
 _T = TypeVar("_T")
@@ -81,7 +81,7 @@ def until_committed(attempt: Callable[[], _T], *, tries: int | None = None, busy
             if done == tries:
                 raise ConflictError(f"{busy} ({lost})") from lost
         # Random waits keep two writers from colliding again; the first retry is immediate.
-        time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.001 * (2 ** min(done - 1, 10) - 1))))
+        time.sleep(compute_pause(done - 1, first=0.002, longest=_LONGEST_WAIT, spread=1))
     raise AssertionError
 
 

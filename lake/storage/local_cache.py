@@ -18,19 +18,20 @@ parts are read directly and a warning is logged once.
 """
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache, partial
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from lake import ids
 from lake.errors import LakeAccessError
+from lake.storage.atomic import PARTIAL, write_atomically
+from lake.storage.locks import hold_file_lock
 
 if TYPE_CHECKING:
     from lake.storage.buckets import ReadRange
@@ -97,7 +98,7 @@ _LOCKS = 64
 _LOCK = "lock"
 """File whose lock allows adding and removing parts. It records the total bytes of all parts, or slightly more."""
 _TOTAL_BYTES = 8
-_PART, _NEW = ".part", ".new"
+_PART, _FETCH_LOCK = ".part", ".lock"
 
 _log = logging.getLogger(__name__)
 
@@ -173,24 +174,21 @@ class LocalCache:
 
     def _write_part(self, path: Path, data: bytes) -> None:
         """Write a part if there is room for it."""
-        new, size = path.with_suffix(_NEW), _DIGEST_BYTES + len(data)
+        size = _DIGEST_BYTES + len(data)
         try:
-            with _lock_file(self._folder / _LOCK) as lock:
-                used = int.from_bytes(os.pread(lock.fileno(), _TOTAL_BYTES, 0))
+            with hold_file_lock(self._folder / _LOCK) as lock:
+                assert lock is not None
+                used = int.from_bytes(os.pread(lock, _TOTAL_BYTES, 0))
                 if not self._scanned or used + size > self._limit:
                     used = self._make_room(size)
                     self._scanned = True
                 if used + size > self._limit:
                     return
                 # The total is written first: if the process is killed in between, it is too high but never too low.
-                os.pwrite(lock.fileno(), (used + size).to_bytes(_TOTAL_BYTES), 0)
-                with open(new, "wb", opener=partial(os.open, mode=0o600)) as file:
-                    file.write(_digest(data))
-                    file.write(data)
-                new.replace(path)
+                os.pwrite(lock, (used + size).to_bytes(_TOTAL_BYTES), 0)
+                # The digest shows what a power cut left, so the disk need not be waited for.
+                write_atomically(path, _digest(data), data, mode=0o600, sync=False)
         except OSError as error:
-            with suppress(OSError):
-                new.unlink(missing_ok=True)
             self._stop_writing(error)
 
     def _make_room(self, size: int) -> int:
@@ -200,7 +198,7 @@ class LocalCache:
             for entry in entries:
                 # Another reader may remove a damaged part.
                 with suppress(FileNotFoundError):
-                    if entry.name.endswith(_NEW):
+                    if entry.name.endswith(PARTIAL):
                         Path(entry).unlink()  # its writer is dead, since we hold the lock
                     elif entry.name.endswith(_PART):
                         status = entry.stat()
@@ -219,15 +217,17 @@ class LocalCache:
             used -= part_size
         return used
 
-    def _lock_fetch(self, path: Path) -> AbstractContextManager[object]:
+    @contextmanager
+    def _lock_fetch(self, path: Path) -> Iterator[None]:
         """Keep other processes and threads from fetching the same part, until the context ends."""
         number = int.from_bytes(hashlib.blake2b(path.name.encode(), digest_size=2).digest()) % _LOCKS
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return _lock_file(self._folder / f"fetch-{number}.lock")
-        except OSError as error:
-            self._stop_writing(error)
-            return nullcontext()
+        with ExitStack() as stack:
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(hold_file_lock(self._folder / f"fetch-{number}{_FETCH_LOCK}"))
+            except OSError as error:
+                self._stop_writing(error)
+            yield
 
     def _stop_writing(self, error: OSError) -> None:
         """Write no more parts; existing ones are still read."""
@@ -244,11 +244,13 @@ def erase_cached_files() -> None:
     for folder in list_cache_folders(KIND):
         try:
             # A process that fetches holds one of these locks until the part is written.
-            for fetch in folder.glob("fetch-*.lock"):
-                _lock_file(fetch).close()
-            with _lock_file(folder / _LOCK):
-                for path in [*folder.glob(f"*{_PART}"), *folder.glob(f"*{_NEW}")]:
-                    path.unlink(missing_ok=True)
+            for fetch in folder.glob(f"*{_FETCH_LOCK}"):
+                with hold_file_lock(fetch):
+                    pass
+            with hold_file_lock(folder / _LOCK):
+                for path in folder.iterdir():
+                    if path.name != _LOCK and path.suffix != _FETCH_LOCK:
+                        path.unlink(missing_ok=True)
         except OSError as error:
             msg = f"{folder} may still hold forgotten rows and cannot be changed ({error.strerror}); delete it yourself"
             raise LakeAccessError(msg) from error
@@ -264,17 +266,6 @@ def _warn_once(folder: str, reason: str) -> None:
         reason,
         CACHE_VARIABLE,
     )
-
-
-def _lock_file(path: Path) -> IO[bytes]:
-    """Open a file and lock it until it is closed, at the latest when the process ends."""
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:
-        file.close()
-        raise
-    return file
 
 
 def _file_name(uri: str) -> str:

@@ -25,6 +25,7 @@ import msgspec
 
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
 from lake.storage.addresses import explain_failure, parse_address
+from lake.storage.atomic import atomic_file
 from lake.tables import EPISODES
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class FolderObjects:
     An object is written to a staging file next to its target and linked or renamed to it, so a kill leaves a staging
     file but never half an object. The link fails if the name is taken, which gives put-if-absent. delta-rs does the
     same, so both may race each other. Staging files are named like those of object_store (`NAME#DIGITS`), which
-    delta-rs and listings skip.
+    delta-rs and listings skip. Like delta-rs, it does not wait for the disk.
     """
 
     def __init__(self, root: str) -> None:
@@ -101,15 +102,12 @@ class FolderObjects:
     def _write(self, path: str, data: bytes, move: Callable[[Path, Path], None]) -> None:
         target = Path(self._root, path)
         staging = target.with_name(f"{target.name}#{secrets.randbits(63)}")
-        try:
+        with atomic_file(target, partial=staging, move=move, sync=False):
             try:
                 staging.write_bytes(data)
             except FileNotFoundError:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 staging.write_bytes(data)
-            move(staging, target)
-        finally:
-            staging.unlink(missing_ok=True)
 
 
 _SECRET = re.compile(

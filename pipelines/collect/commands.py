@@ -1,7 +1,6 @@
 """Commands `collect`, `template` and `serve`, and the options of all commands that play rollouts."""
 
 import asyncio
-import json
 import shlex
 import signal
 import sys
@@ -12,24 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import SectionedCommand, executor_options, hide_progress_bars, lake_option
+from lake.cli.options import (
+    SettingsCommand,
+    config_option,
+    executor_options,
+    hide_progress_bars,
+    lake_option,
+    set_option,
+)
 from lake.errors import UsageError
 from lake.formats.base.secrets import redact
 from lake.read.text_table import count_noun, format_cell
 
 if TYPE_CHECKING:
     from pipelines.collect.engines.serve import ServeOptions
-    from pipelines.collect.factory import PlayerOptions
     from pipelines.collect.manager.run import CollectionReport
+    from pipelines.collect.settings import CollectionConfig
     from pipelines.collect.tasks import TaskSet
 
-POSITIVE = click.FloatRange(min=0, min_open=True)
 COUNT = click.IntRange(min=1)
-WHICH_ENGINES = ("engines", "api", "adapter", "parallel_calls", "requests_per_second", "tokens_per_second")
-HOW_SAMPLED = ("temperature", "max_tokens", "top_p", "top_k", "min_p", "stop", "schema", "tool_format")
-MANY_AT_ONCE = ("parallel", "call_timeout", "step_timeout", "episode_timeout", "max_steps", "retries", "grace")
-"""Sections of the help: names of options in PLAYING."""
-
 PLAYING = (
     click.option(
         "--env",
@@ -42,71 +42,41 @@ PLAYING = (
         "--engine", "engines", multiple=True, metavar="URL", help="URL of an engine; repeat it to share the rollouts."
     ),
     click.option(
-        "--api",
-        type=click.Choice(["auto", "vllm", "sglang", "chat"]),
-        default="auto",
-        show_default=True,
-        help="API of the engines; chat: any OpenAI-compatible endpoint, recorded as text.",
-    ),
-    click.option(
         "--model",
         help="Folder of the model and its tokenizer; without --engine it plays in this process. For agents and chat "
         "endpoints: the model's name.",
     ),
-    click.option("--tokenizer", metavar="FOLDER", help="Folder of the tokenizer.  [default: --model]"),
-    click.option("--adapter", metavar="NAME", help="LoRA adapter loaded by the engines."),
-    click.option(
-        "--tool-format",
-        type=click.Choice(["auto", "hermes", "llama", "none"]),
-        default="auto",
-        show_default=True,
-        help="Format of the model's tool calls; auto: that of its chat template.",
-    ),
-    click.option(
-        "--policy",
-        help="Policy name stored with the episodes.  [default: the model's name with a digest of its weights]",
-    ),
-    click.option(
-        "--parallel-calls", type=COUNT, default=256, show_default=True, help="Maximum concurrent calls per engine."
-    ),
-    click.option("--requests-per-second", type=POSITIVE, help="Limit for all calls to engines.  [default: none]"),
-    click.option("--tokens-per-second", type=POSITIVE, help="Limit for prompt and answer tokens.  [default: none]"),
-    click.option("--temperature", type=click.FloatRange(min=0), help="Sampling temperature.  [default: 1]"),
-    click.option("--max-tokens", type=COUNT, help="Maximum tokens per action.  [default: 512]"),
-    click.option(
-        "--top-p",
-        type=click.FloatRange(0, 1, min_open=True),
-        help="top-p threshold. Biases importance ratios.  [default: off]",
-    ),
-    click.option(
-        "--top-k", type=click.IntRange(min=0), help="top-k threshold. Biases importance ratios.  [default: off]"
-    ),
-    click.option(
-        "--min-p", type=click.FloatRange(0, 1), help="min-p threshold. Biases importance ratios.  [default: off]"
-    ),
-    click.option("--stop", multiple=True, help="Stop sequence."),
-    click.option(
-        "--schema", type=click.Path(exists=True, dir_okay=False), help="File with a JSON schema for the answers."
-    ),
-    click.option("--parallel", type=COUNT, default=256, show_default=True, help="Maximum rollouts in flight."),
-    click.option("--call-timeout", type=POSITIVE, help="Timeout for one policy call, in seconds.  [default: none]"),
-    click.option(
-        "--step-timeout", type=POSITIVE, help="Timeout for one environment step, in seconds.  [default: none]"
-    ),
-    click.option("--episode-timeout", type=POSITIVE, help="Time limit of a rollout, in seconds.  [default: none]"),
-    click.option("--max-steps", type=COUNT, help="Maximum decisions per rollout.  [default: none]"),
-    click.option(
-        "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Retries after a failure."
-    ),
-    click.option(
-        "--grace",
-        type=click.FloatRange(min=0),
-        default=60.0,
-        show_default=True,
-        help="Seconds that rollouts may continue after Ctrl-C.",
-    ),
 )
-"""Options of environments, engines, sampling and concurrency."""
+"""Options of environment, engines and model."""
+PLAYING_FLAGS = {
+    "player.env": "--env",
+    "player.env_args": "--env-arg",
+    "player.engines": "--engine",
+    "player.model": "--model",
+}
+"""Setting -> its flag in PLAYING."""
+FORMER_FLAGS = {
+    "--tokenizer": "player.tokenizer",
+    "--adapter": "player.adapter",
+    "--tool-format": "player.tool_format",
+    "--policy": "player.policy",
+    "--parallel-calls": "player.parallel_calls",
+    "--requests-per-second": "player.requests_per_second",
+    "--tokens-per-second": "player.tokens_per_second",
+    "--top-p": "player.sampling.top_p",
+    "--top-k": "player.sampling.top_k",
+    "--min-p": "player.sampling.min_p",
+    "--stop": "player.sampling.stop",
+    "--schema": "player.answer_schema",
+    "--call-timeout": "player.call_seconds",
+    "--step-timeout": "player.step_seconds",
+    "--episode-timeout": "episode_seconds",
+    "--max-steps": "player.max_steps",
+    "--retries": "retries",
+    "--grace": "grace",
+    "--first-seed": "first_seed",
+}
+"""Former flag of commands that play rollouts -> its setting."""
 
 
 def playing_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,52 +84,6 @@ def playing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(PLAYING):
         command = option(command)
     return command
-
-
-def read_player_options(options: dict[str, Any]) -> "PlayerOptions":
-    """Build player options from the values of PLAYING and the command's own options, by name.
-
-    Raises:
-        UsageError: a value is invalid.
-        MissingExtraError: there is a schema for a local model, and no package to enforce it.
-    """
-    from lake.settings import parse_pairs
-    from pipelines.collect.engines import Sampling
-    from pipelines.collect.factory import PlayerOptions
-
-    names = ("temperature", "max_tokens", "top_p", "top_k", "min_p")
-    sampling = {name: options[name] for name in names if options[name] is not None}
-    same = PlayerOptions.model_fields.keys() & options.keys() - {"env_args"}
-    return PlayerOptions(
-        sampling=Sampling(**sampling, **{"stop": options["stop"]} if options["stop"] else {}),
-        env_args=parse_pairs(options["env_args"]),
-        step_seconds=options["step_timeout"],
-        call_seconds=options["call_timeout"],
-        answer_schema=_read_schema(options["schema"], is_local=not options["engines"] and options.get("agent") is None),
-        **{name: options[name] for name in same},
-    )
-
-
-def _read_schema(file: str | None, *, is_local: bool) -> dict[str, Any] | None:
-    """Read a JSON schema; if `is_local`, check that a model in this process can follow it.
-
-    Raises:
-        UsageError: the file is not a schema, or cannot be enforced in this process.
-        MissingExtraError: the package for that is not installed.
-    """
-    if file is None:
-        return None
-    try:
-        schema = json.loads(Path(file).read_text("utf-8"))
-    except ValueError as error:
-        raise UsageError(f"--schema {file} is not JSON: {error}") from error
-    if not isinstance(schema, dict):
-        raise UsageError(f"--schema {file} holds {type(schema).__name__}; valid: a JSON schema, which is an object")
-    if is_local:
-        from pipelines.collect.policies.transformers_policy import compile_grammar
-
-        compile_grammar(schema, f"--schema {file}")
-    return schema
 
 
 class ProgressPrinter:
@@ -185,17 +109,48 @@ class ProgressPrinter:
 
 
 _SECTIONS = {
-    "Who plays": ("env", "env_args", "system_prompt", "agent", "agent_python", "model", "tokenizer", "policy"),
-    "Which engines": WHICH_ENGINES,
-    "What is played": ("lake_uri", "run", "rounds", "groups", "group_size", "prompts", "count", "first", "seed"),
-    "How actions are sampled": HOW_SAMPLED,
-    "Many at once": MANY_AT_ONCE,
-    "Which are kept": ("oversample", "keep", "carry_over", "record_only"),
-    "Several machines": ("executor", "workers"),
+    "Who plays": ("env", "env_args", "system_prompt", "agent", "engines", "api", "model"),
+    "What is played": ("lake_uri", "run", "rounds", "groups", "group_size", "prompts", "seed"),
+    "How": ("temperature", "max_tokens", "parallel", "executor", "workers"),
 }
 
 
-@click.command(cls=SectionedCommand, sections=_SECTIONS)
+def _import_config() -> "type[CollectionConfig]":
+    from pipelines.collect.settings import CollectionConfig
+
+    return CollectionConfig
+
+
+@click.command(
+    cls=SettingsCommand,
+    sections=_SECTIONS,
+    section="collect",
+    model=_import_config,
+    flags={
+        **PLAYING_FLAGS,
+        "player.system_prompt": "--system-prompt",
+        "player.agent": "--agent",
+        "player.api": "--api",
+        "player.sampling.temperature": "--temperature",
+        "player.sampling.max_tokens": "--max-tokens",
+        "parallel": "--parallel",
+        "run": "--run",
+        "rounds": "--rounds",
+        "groups": "--groups",
+        "group_size": "--group-size",
+        "prompts": "--prompts",
+        "seed": "--seed",
+    },
+    former={
+        **FORMER_FLAGS,
+        "--agent-python": "player.agent_python",
+        "--tasks": "tasks",
+        "--oversample": "oversample",
+        "--keep": "keep",
+        "--carry-over": "carry_over",
+        "--record-only": "record_only",
+    },
+)
 @lake_option
 @playing_options
 @click.option(
@@ -208,43 +163,35 @@ _SECTIONS = {
     metavar="FILE:FUNCTION",
     help="Agent instead of an environment: agent(task, client), or verifiers:TASKSET with its tasks.",
 )
-@click.option("--agent-python", metavar="FILE", help="Python with verifiers installed.  [default: this one]")
-@click.option("--run", default="collect", show_default=True, help="Name of the run; an existing run resumes.")
-@click.option("--rounds", type=COUNT, default=1, show_default=True, help="Total rounds of the run.")
-@click.option("--groups", type=COUNT, default=32, show_default=True, help="Tasks per round.")
-@click.option("--group-size", type=COUNT, default=8, show_default=True, help="Siblings per task.")
+@click.option(
+    "--api",
+    type=click.Choice(["auto", "vllm", "sglang", "chat"]),
+    help="API of the engines; chat: any OpenAI-compatible endpoint, recorded as text.  [default: auto]",
+)
+@click.option("--temperature", type=float, help="Sampling temperature.  [default: 1]")
+@click.option("--max-tokens", type=int, help="Maximum tokens per action.  [default: 512]")
+@click.option("--parallel", type=int, help="Maximum rollouts in flight.  [default: 256]")
+@click.option("--run", help="Name of the run; an existing run resumes.  [default: collect]")
+@click.option("--rounds", type=int, help="Total rounds of the run.  [default: 1]")
+@click.option("--groups", type=int, help="Tasks per round.  [default: 32]")
+@click.option("--group-size", type=int, help="Siblings per task.  [default: 8]")
 @click.option(
     "--prompts",
     type=click.Path(dir_okay=False),
     help="Task file, JSONL or Parquet: prompt or messages, name, ground_truth, seed, and columns that the "
     "environment reads.  [default: seeds]",
 )
-@click.option("--tasks", "count", type=COUNT, default=10_000, show_default=True, help="Number of seeds used as tasks.")
-@click.option(
-    "--first-seed", "first", type=click.IntRange(min=0), default=0, show_default=True, help="First of these seeds."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the task order and the samples.")
-@click.option("--oversample", type=click.IntRange(min=0), default=0, show_default=True, help="Extra siblings to play.")
-@click.option(
-    "--keep",
-    type=click.Choice(["all", "first", "best"]),
-    default="all",
-    show_default=True,
-    help="Siblings to keep: all, the first to finish (others are aborted), or the best by a selection.",
-)
-@click.option("--carry-over", is_flag=True, help="With --keep first: surplus rollouts continue in the next round.")
-@click.option("--record-only", metavar="FILE:FUNCTION", help="Record only episodes for which function(record) is true.")
+@click.option("--seed", type=int, help="Seed of the task order and the samples.  [default: 0]")
 @executor_options("parts of a round", valid=("local", "ray"))
+@config_option("collect")
+@set_option("player.sampling.top_p=0.9, episode_seconds=60")
 def collect(
     *,
     lake_uri: str,
-    prompts: str | None,
-    system_prompt: str | None,
-    count: int,
-    first: int,
-    record_only: str | None,
     executor: str,
     workers: int | None,
+    config_file: str | None,
+    pairs: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Collect rollouts: groups of siblings per task, round after round, into the lake.
@@ -255,48 +202,51 @@ def collect(
     """
     import lake
     from lake.execution.on_ray import RayExecutor
+    from lake.settings import parse_pairs
     from pipelines.collect.agents.loading import load_agent_tasks
     from pipelines.collect.environments.loading import read_system_prompt
     from pipelines.collect.factory import PROMPTS, build_player, describe_options, load_record_filter
+    from pipelines.collect.manager.run import Collection, collect_with_ray
     from pipelines.collect.manager.run import collect as collect_here
-    from pipelines.collect.manager.run import collect_with_ray
-    from pipelines.collect.tasks import build_task_set, list_seed_tasks, read_tasks
+    from pipelines.collect.tasks import build_task_set
 
-    if flags["carry_over"] and (flags["keep"] != "first" or executor == "ray"):
-        raise UsageError("--carry-over needs --keep first and --executor local")
-    if flags["keep"] != "all" and not flags["oversample"]:
-        raise UsageError(f"--keep {flags['keep']} needs --oversample: extra siblings to leave out")
-    if prompts is not None and flags["env"] is None and flags["agent"] is None:
-        flags["env"] = PROMPTS
-    if prompts is not None:
-        tasks = read_tasks(prompts, are_shown=flags["env"] == PROMPTS)
+    flags["env_args"] = parse_pairs(flags["env_args"])
+    flags["system_prompt"] = flags["system_prompt"] and read_system_prompt(flags["system_prompt"])
+    config = collect.read_config(_import_config(), config_file, pairs, flags)
+    options = config.player
+    if config.carry_over and executor == "ray":
+        raise UsageError("carry_over needs --executor local")
+    if options.agent is not None and config.prompts is None:
+        agent_set = load_agent_tasks(options.agent, python=options.agent_python)
     else:
-        agent_set = (
-            load_agent_tasks(flags["agent"], python=flags["agent_python"]) if flags["agent"] is not None else None
-        )
-        tasks = list_seed_tasks(first, count) if agent_set is None else build_task_set(agent_set)
-    if flags["agent"] is not None:
+        agent_set = None
+    tasks = config.task_set(are_shown=options.env == PROMPTS) if agent_set is None else build_task_set(agent_set)
+    if options.agent is not None:
         tasks = _select_addressable(tasks)
     _print_rejected(tasks)
     hide_progress_bars()
-    options = read_player_options({**flags, "system_prompt": system_prompt and read_system_prompt(system_prompt)})
-    collection = _build_collection(flags, describe_options(options))
-    is_recorded = load_record_filter(record_only)
+    collection = Collection(
+        run_settings=config.run_settings,
+        limits=config.limits,
+        rounds=config.rounds,
+        settings=describe_options(options),
+    )
+    is_recorded = load_record_filter(config.record_only)
     tell = ProgressPrinter()
     # Open the lake last, so that a refused command creates none. Ray's tasks build their own players; this one only
     # reports faults of the options early.
-    player = build_player(options, lake_uri, flags["run"])
+    player = build_player(options, lake_uri, config.run)
     if executor == "ray":
         asyncio.run(player.close())
         cluster = RayExecutor(workers)
         lk = lake.open(lake_uri, create=True)
-        done = collect_with_ray(lk, options, tasks, collection, record_only, cluster, say=tell.say)
+        done = collect_with_ray(lk, options, tasks, collection, config.record_only, cluster, say=tell.say)
     else:
         lk = lake.open(lake_uri, create=True)
         done = collect_here(
             lk, player, tasks, collection, say=tell.say, progress=tell.progress, record_only=is_recorded
         )
-    _print_summary(done, flags["run"], flags["rounds"])
+    _print_summary(done, config.run, config.rounds)
 
 
 def _select_addressable(tasks: "TaskSet") -> "TaskSet":
@@ -311,24 +261,6 @@ def _select_addressable(tasks: "TaskSet") -> "TaskSet":
     if not playable:
         raise UsageError(next(iter(why.values())))
     return build_task_set(playable, [*tasks.rejected, *why.values()])
-
-
-def _build_collection(flags: dict[str, Any], settings: dict[str, Any]) -> Any:
-    from pipelines.collect.manager.rounds import RunSettings
-    from pipelines.collect.manager.run import Collection
-    from pipelines.collect.manager.scheduler import RolloutLimits
-
-    return Collection(
-        run_settings=RunSettings(
-            **{name: flags[name] for name in ("run", "groups", "group_size", "oversample", "seed")}
-        ),
-        limits=RolloutLimits(
-            episode_seconds=flags["episode_timeout"],
-            **{name: flags[name] for name in ("keep", "carry_over", "parallel", "retries", "grace")},
-        ),
-        rounds=flags["rounds"],
-        settings=settings,
-    )
 
 
 def _print_rejected(tasks: "TaskSet") -> None:
@@ -348,7 +280,7 @@ def _print_summary(done: "CollectionReport", run: str, rounds: int) -> None:
         return
     click.echo(f"run {format_cell(run)}: {count_noun(done.rounds, 'round')}, {figures.summary()}")
     if done.dropped:
-        click.echo(f"{count_noun(done.dropped, 'episode')} not recorded because of --record-only", err=True)
+        click.echo(f"{count_noun(done.dropped, 'episode')} not recorded because of record_only", err=True)
     if delivered.rejected:
         click.echo(f"{count_noun(delivered.rejected, 'episode')} in the table `rejects`, with the reason", err=True)
     if figures.first_error is not None:

@@ -4,12 +4,13 @@ Options are plain values, so that job parameters can store them and other proces
 not options: they come from the environment variable TRAJLAKE_ENGINE_KEY.
 """
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from lake.errors import UsageError
 from lake.formats.base.secrets import REDACTED, is_secret_name, redact
@@ -29,7 +30,12 @@ from pipelines.collect.players import Player
 from pipelines.collect.policies import PolicyClient
 from pipelines.collect.policies.engine_policy import EnginePolicy, EnginePolicyOptions
 from pipelines.collect.policies.rendering import ToolFormat, read_token_ids
-from pipelines.collect.policies.transformers_policy import LockStepClient, compile_grammar
+from pipelines.collect.policies.transformers_policy import (
+    LockStepClient,
+    SamplingConfig,
+    TransformersPolicy,
+    compile_grammar,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,11 +74,12 @@ class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     tokenizer: str | None = None
     """Folder of the tokenizer, if it is not the model's."""
     policy: str | None = None
-    """Stored as `episodes.policy`. Default: `pipelines.collect.model_folder.name_policy` of the model."""
+    """Policy name stored as `episodes.policy`. None: the model's name with a digest of its weights."""
     sampling: Sampling = Sampling()
     """How actions are sampled."""
     answer_schema: dict[str, Any] | None = None
-    """JSON schema for every answer, enforced by the engine, or in this process by llguidance (trajlake[schema])."""
+    """JSON schema of every answer, or the file that holds it. The engine enforces it, or in this process llguidance
+    (trajlake[schema])."""
     adapter: str | None = None
     """LoRA adapter of the engines."""
     tool_format: ToolFormat = "auto"
@@ -83,12 +90,30 @@ class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     """Limit of the tokens of these calls, prompts and answers."""
     parallel_calls: int = Field(default=256, ge=1)
     """Maximum concurrent calls of one engine."""
-    step_seconds: float | None = None
-    """See `EnvironmentPlayer`."""
-    call_seconds: float | None = None
-    """See `EnvironmentPlayer`."""
-    max_steps: int | None = None
-    """See `EnvironmentPlayer`."""
+    step_seconds: float | None = Field(default=None, gt=0)
+    """Timeout of one environment step or reset, in seconds."""
+    call_seconds: float | None = Field(default=None, gt=0)
+    """Timeout of one policy call, in seconds."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Maximum decisions of a rollout; None: the environment decides."""
+
+    @field_validator("answer_schema", mode="before")
+    @classmethod
+    def _read_schema(cls, schema: Any) -> Any:
+        """Read the schema if it is a file. Raises ValueError: the file is not a schema."""
+        if not isinstance(schema, str):
+            return schema
+        try:
+            schema_in_file = json.loads(Path(schema).read_text("utf-8"))
+        except OSError as error:
+            raise ValueError(f"{schema}: {error.strerror}; valid: the file of a JSON schema") from error
+        except ValueError as error:
+            raise ValueError(f"{schema} is not JSON: {error}") from error
+        if not isinstance(schema_in_file, dict):
+            raise ValueError(  # noqa: TRY004 - pydantic turns no TypeError into a fault
+                f"{schema} holds {type(schema_in_file).__name__}; valid: a JSON schema, which is an object"
+            )
+        return schema_in_file
 
 
 class PlayedWeights(NamedTuple):
@@ -180,12 +205,12 @@ def build_player(
 
 
 def load_record_filter(target: str | None) -> Callable[[EpisodeRecord], bool] | None:
-    """Load the function of --record-only. Raises UsageError: it does not exist or is not a function."""
+    """Load the function of `record_only`. Raises UsageError: it does not exist or is not a function."""
     if target is None:
         return None
-    target_function: Any = user_code.load_target(target, "--record-only").value
+    target_function: Any = user_code.load_target(target, "record_only").value
     if not callable(target_function):
-        raise UsageError(f"--record-only {target} is not a function; valid: function(record) -> bool")
+        raise UsageError(f"record_only {target} is not a function; valid: function(record) -> bool")
     wants: Callable[[EpisodeRecord], bool] = target_function
     return wants
 
@@ -225,7 +250,7 @@ def _build_client(
 ) -> tuple[PolicyClient, ServerPool[Any] | None]:
     """Build the policy client, and the engines that belong to it."""
     if not options.engines:
-        return _build_local_client(options, weights, load), None
+        return LockStepClient(build_local_policy(options, weights, load)), None
     apis = {url: detect_api(url) if options.api == "auto" else options.api for url in options.engines}
     if len(set(apis.values())) > 1:
         kinds = ", ".join(f"{parse_address(url)[0]} {api}" for url, api in apis.items())
@@ -240,7 +265,8 @@ def _build_client(
     source = options.tokenizer or options.model
     if source is None:
         raise UsageError(
-            "--engine needs the tokenizer of its model: --model FOLDER or --tokenizer FOLDER; or --api chat, which "
+            "--engine needs the tokenizer of its model: --model FOLDER, or --set player.tokenizer=FOLDER; or "
+            "player.api=chat, which "
             "records only text"
         )
     tokens = require_model_folder(source)
@@ -274,13 +300,13 @@ def _refuse_other_tokens(url: str, source: Path) -> None:
         if theirs.is_file() and ours.is_file() and read_token_ids(theirs) != read_token_ids(ours):
             raise UsageError(
                 f"{parse_address(url)[0]} serves {folder}, whose tokenizer differs from that in {source}: pass the "
-                f"engine's, --tokenizer {folder}"
+                f"engine's, --set player.tokenizer={folder}"
             )
 
 
 def _build_chat_client(options: PlayerOptions, config: PoolConfig) -> tuple[PolicyClient, ServerPool[ChatEndpoint]]:
     if options.model is None:
-        raise UsageError("--api chat needs --model NAME: the endpoint's name of the model")
+        raise UsageError("player.api=chat needs --model NAME: the endpoint's name of the model")
     _refuse_unserved(options)
     endpoints = ServerPool([ChatEndpoint(url, key=os.environ.get(KEY)) for url in options.engines], config)
     chat = ChatOptions(model=options.model, sampling=options.sampling, output_schema=options.answer_schema)
@@ -294,16 +320,17 @@ def _refuse_unserved(options: PlayerOptions) -> None:
             require_model(url, options.model)
 
 
-def _build_local_client(options: PlayerOptions, weights: PlayedWeights | None, load: LoadModel) -> PolicyClient:
-    from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
-
+def build_local_policy(
+    options: PlayerOptions, weights: PlayedWeights | None, load: LoadModel = load_model
+) -> TransformersPolicy:
+    """Load the model that plays in this process. Raises UsageError: an option is for engines, or there is no model."""
     folder = options.model if weights is None else str(weights.folder)
     if folder is None:
         raise UsageError("pass --engine URL, or --model FOLDER to play it in this process")
     if options.adapter is not None:
-        raise UsageError("--adapter is for engines; serve the model: `trajlake serve -h`")
+        raise UsageError("player.adapter is for engines; serve the model: `trajlake serve -h`")
     if options.answer_schema is not None:
-        compile_grammar(options.answer_schema, "answer_schema")  # checked before the slower load of the model
+        compile_grammar(options.answer_schema, "player.answer_schema")  # checked before the slower load of the model
     sampling_options = options.sampling
     if (
         sampling_options.top_p != 1
@@ -316,10 +343,9 @@ def _build_local_client(options: PlayerOptions, weights: PlayedWeights | None, l
     model, tokenizer = load(folder, options.tokenizer)
     name, version = options.policy or name_policy(folder), 0 if weights is None else weights.version
     sampling = SamplingConfig(temperature=sampling_options.temperature, max_action_tokens=sampling_options.max_tokens)
-    policy = TransformersPolicy(
+    return TransformersPolicy(
         model, tokenizer, name=name, version=version, sampling=sampling, answer_schema=options.answer_schema
     )
-    return LockStepClient(policy)
 
 
 def _load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
@@ -335,5 +361,7 @@ def _load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder} contains no tokenizer: {error}") from error
     if tokenizer.chat_template is None:
-        raise UsageError(f"the tokenizer in {folder} has no chat template; pass one that has: --tokenizer FOLDER")
+        raise UsageError(
+            f"the tokenizer in {folder} has no chat template; pass one that has: --set player.tokenizer=FOLDER"
+        )
     return tokenizer

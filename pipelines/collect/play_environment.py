@@ -112,8 +112,7 @@ class EnvironmentPlayer:
         card = self._client.card
         now = await self._await_outcome(environment.reset(rollout.task), "reset")
         log.begin(build_episode(rollout, now, card, environment=environment.name, split=environment.split))
-        key = f"{rollout.run_id}/{rollout.collection_round}/{rollout.task.seed}/{rollout.rollout_index}"
-        with closing(self._client.open(rollout.seed, key=key, tools=now.tools)) as conversation:
+        with closing(self._client.open(rollout.seed, key=rollout.key, tools=now.tools)) as conversation:
             turns: list[tuple[list[Message], Decision]] = []
             for step in log.steps:
                 turns.append((now.messages, _decision_of(step)))
@@ -155,7 +154,7 @@ class EnvironmentPlayer:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            message = f"a call of the policy took longer than {self._call_seconds:g} s (--call-timeout)"
+            message = f"a call of the policy took longer than {self._call_seconds:g} s (player.call_seconds)"
             raise _EnvironmentError(message, "call_timeout") from error
 
     def _make_environment(self) -> Environment:
@@ -175,7 +174,8 @@ class EnvironmentPlayer:
             if is_cancellation(error):
                 raise
             if isinstance(error, TimeoutError) and limit.expired():
-                message = f"{call_name} of the environment took longer than {self._step_seconds:g} s (--step-timeout)"
+                limit_text = f"{self._step_seconds:g} s (player.step_seconds)"
+                message = f"{call_name} of the environment took longer than {limit_text}"
                 raise _EnvironmentError(message, "step_timeout") from error
             raise _EnvironmentError(f"{call_name}: {format_exception(error)}") from error
         if problem := describe_outcome_fault(outcome):

@@ -40,6 +40,11 @@ class Rollout:
     seed: int = 0
     """Seed of the policy's randomness, different for every rollout and attempt; see `derive_rollout_seed`."""
 
+    @property
+    def key(self) -> str:
+        """The text by which rollouts of a batch are ordered."""
+        return f"{self.run_id}/{self.collection_round}/{self.task.seed}/{self.rollout_index}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:

@@ -19,12 +19,15 @@ from lake.cli.options import (
     Lakes,
     as_of_option,
     build_executor,
+    config_option,
     echo_rows,
+    episodes_options,
     executor_options,
     format_lake_flags,
     format_option,
     lakes_option,
     open_snapshot,
+    set_option,
 )
 from pipelines.credit.estimators import ESTIMATORS, find_estimator, read_title
 
@@ -134,7 +137,7 @@ _ANCHORS = (
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _OPTIONS: tuple[Decorator, ...] = (
     lakes_option,
-    click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]"),
+    episodes_options,
     click.option(
         "--score",
         default="env_return",
@@ -153,20 +156,10 @@ _OPTIONS: tuple[Decorator, ...] = (
         type=click.Choice(["kept", "all"]),
         default="kept",
         show_default=True,
-        help="Compared episodes of groups collected with --oversample: those that --keep kept, or all.",
+        help="Compared episodes of groups collected with oversample: those that `keep` kept, or all.",
     ),
-    click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Option of the estimator, e.g. gamma=0.9; see below.  [default: as listed]",
-    ),
-    click.option(
-        "--config",
-        type=click.Path(dir_okay=False),
-        help="TOML file with options in [credit.NAME] and checks in [credit.integrity].  [default: none]",
-    ),
+    set_option("gamma=0.9"),
+    config_option("credit"),
     click.option(
         "--check",
         "checks",
@@ -237,8 +230,8 @@ def _run(estimator: "type[Estimator]", **options: Any) -> None:
 
     uri = options.pop("lake_uri")
     target = lake.open(uri)
-    config = options.pop("config")
-    settings = _read_options(config, estimator.name, options.pop("settings"), list(estimator.model_fields))
+    config_file = options.pop("config_file")
+    settings = _read_options(config_file, estimator.name, options.pop("pairs"), list(estimator.model_fields))
     preset: Mapping[str, Any] = {}
     if (name := options.pop("preset", None)) is not None:
         presets = PRESETS[estimator.name]
@@ -247,7 +240,7 @@ def _run(estimator: "type[Estimator]", **options: Any) -> None:
             raise UsageError(msg)
         preset = presets[name]
     configuration = _validate_model(estimator, {**preset, **settings}, estimator.name)
-    checks = _read_options(config, "integrity", options.pop("checks"), list(IntegrityConfig.model_fields))
+    checks = _read_options(config_file, "integrity", options.pop("checks"), list(IntegrityConfig.model_fields))
     integrity = _validate_model(IntegrityConfig, checks, "credit.integrity")
     open_source = "step_source" not in settings and settings.get("episode_source", "score") == "score"
     if open_source:
@@ -367,7 +360,7 @@ _LARGEST = 10
 @click.command()
 @lakes_option
 @as_of_option
-@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
+@episodes_options
 @click.option(
     "--anchors",
     "definition_texts",

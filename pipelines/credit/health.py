@@ -332,17 +332,13 @@ def _drop_ids(text: str) -> str:
 def _align_steps(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the steps' facts in row order, with `led_here`: the action of the step before, NULL at step 0."""
     keys = rows.select(_STEP)
-    if keys.equals(steps.select(_STEP)):
-        return _add_previous_actions(steps)
-    return keys.join(_add_previous_actions(steps.sort(_STEP)), on=_STEP, how="left", maintain_order="left")
-
-
-def _add_previous_actions(steps: pl.DataFrame) -> pl.DataFrame:
-    if "taken" not in steps.columns:
-        return steps
-    episode, index = (pl.col(name) for name in _STEP)
-    follows = (episode == episode.shift()) & (index == index.shift() + 1)
-    return steps.with_columns(led_here=pl.when(follows).then(pl.col("taken").shift()))
+    in_order = keys.equals(steps.select(_STEP))
+    steps = steps if in_order else steps.sort(_STEP)
+    if "taken" in steps.columns:
+        episode, index = (pl.col(name) for name in _STEP)
+        follows = (episode == episode.shift()) & (index == index.shift() + 1)
+        steps = steps.with_columns(led_here=pl.when(follows).then(pl.col("taken").shift()))
+    return steps if in_order else keys.join(steps, on=_STEP, how="left", maintain_order="left")
 
 
 def summarise_steps(rows: pl.DataFrame) -> pl.DataFrame:

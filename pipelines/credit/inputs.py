@@ -2,8 +2,9 @@
 
 Episodes. A job has one source of scores: the return that the environment reported, or the values of a scorer or reward
 in `scores`. An episode without a value has NULL, never 0. The job uses one version of a scorer, which
-`lake.judgements.scores` chooses. It warns of a scorer without a value for any selected episode: usually its function
-failed on all rows.
+`lake.judgements.scores` chooses. One query reads the versions and scores that the job needs, and each range reads the
+values of its steps. The job warns of a scorer without a value for any selected episode, with the reasons: usually its
+function failed on all rows.
 
 Changed groups. Each job leaves one row per group in `credit_groups` with the hash of the group's input. The next job of
 the series compares hashes and reads no step for it, so new, retracted and rescored episodes and compaction are all
@@ -24,13 +25,13 @@ Axes: `_N` rows, `_R` runs of rows of one episode, `_E` episodes, `_P` groups.
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +42,9 @@ from lake.errors import DataRefusedError, UsageError
 from lake.ids import splitmix64
 from lake.judgements.scores import (
     ENV_RETURN,
+    NamedScores,
     find_other_versions,
-    find_step_score_jobs,
-    find_version,
-    read_episode_scores,
+    read_named_scores,
     read_reasons,
 )
 from lake.judgements.selections import read_grouping, select_where
@@ -53,14 +53,17 @@ from lake.read.parquet import DataFile, collect_rows, scan_pruned
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import count_noun
 from lake.tables import TABLES
-from pipelines.credit.health import DIAGNOSED, CreditDiagnosis, diagnose, hash_decisions
-from pipelines.credit.steps import COMPONENT, Ints, Segments
+from pipelines.credit.estimators import needs_siblings, suggest_for_lone_episodes
+from pipelines.credit.estimators.protocol import Estimator
+from pipelines.credit.health import DIAGNOSED, IntegrityConfig, hash_decisions
+from pipelines.credit.steps import COMPONENT, InputNeeds, Ints, Segments
 
 ENV_REWARD = "env_reward"
 REWARD_JOB = "reward_job"
 """Column: the job whose step scores are the episode's rewards."""
 SPARE = "spare"
 """Column: planned siblings of the episode's round beyond the group size, without the left-out ones."""
+_STEP_COLUMNS = ("episode_id", "step_index", "reward", "is_active", "is_action_valid")
 _COLUMNS = ("episode_id", "group_id", "run_id", "collection_round", "status", "write_id", "num_steps", "env_return")
 
 SiblingChoice: TypeAlias = Literal["kept", "all"]
@@ -84,17 +87,135 @@ class Sources:
     """Compared episodes of an oversampled group: those that its collection kept, or all."""
 
 
-def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> pl.DataFrame:
-    """Select the episodes of a credit job, one row each, sorted by (group_id, episode_id).
+@dataclass(frozen=True, slots=True)
+class CreditConfig:
+    """Configuration of a credit job, with everything decided that the estimator leaves open."""
 
-    Columns: episode_id, group_id (the job's), collected_group_id, run_id, status, write_id, num_steps, episode_score, a
-    float64 column `score_<name>` per component (a scorer or reward that the estimator weights), `reward_job` where step
-    rewards come from a scorer, and `spare` where some round was oversampled.
+    sources: Sources
+    estimator: Estimator
+    """The estimator with the version of its anchors."""
+    needs: InputNeeds
+    step_columns: tuple[str, ...]
+    """Columns of `steps` to read."""
+    episode_columns: tuple[str, ...]
+    """Columns of `episodes` to read for the estimator."""
+    code: tuple[ModuleType, ...]
+    """Modules whose source decides the numbers."""
+    integrity: IntegrityConfig
+    purity: bool
+    """Whether to read the actions and error marks of shared anchors."""
+
+    @classmethod
+    def resolve(cls, estimator: Estimator, sources: Sources, integrity: IntegrityConfig, *, purity: bool) -> Self:
+        """Pin the version of the anchors, and find columns and code; UsageError for an unknown column.
+
+        A name in both tables means the step's column, unless the estimator lists it under `episode_columns`.
+        """
+        if anchors := getattr(estimator, "anchors", None):
+            estimator = estimator.model_copy(update={"anchors": anchors.pin_version()})
+        in_steps, in_episodes = TABLES["steps"].names, TABLES["episodes"].names
+        needs = estimator.input_needs(list(dict.fromkeys((*in_steps, *in_episodes))))
+        names = dict.fromkeys((*needs.step_columns, *needs.anchor_columns))
+        of_steps = [name for name in names if name in in_steps and name not in needs.episode_columns]
+        of_episodes = [*(name for name in names if name not in of_steps), *needs.episode_columns]
+        if unknown := [name for name in of_episodes if name not in in_episodes]:
+            msg = f"{estimator.name}: no column {', '.join(unknown)}; valid: {', '.join(in_episodes)}"
+            raise UsageError(msg)
+        return cls(
+            sources=sources,
+            estimator=estimator,
+            needs=needs,
+            step_columns=tuple(dict.fromkeys((*_STEP_COLUMNS, "state_hash", *of_steps))),
+            episode_columns=tuple(n for n in dict.fromkeys(of_episodes) if n not in (*_STEP_COLUMNS, "group_id")),
+            code=find_deciding_modules(*type(estimator).code()),
+            integrity=integrity,
+            purity=purity,
+        )
+
+    @property
+    def checks(self) -> int:
+        """Hash of the checks and diagnostics."""
+        return ids.key_hash("checks", self.integrity.model_dump_json(exclude={"examples"}), self.purity)
+
+
+@dataclass(frozen=True, slots=True)
+class CreditInputs:
+    """Inputs of a credit job, read once from one snapshot."""
+
+    snapshot: Snapshot
+    episodes: pl.DataFrame
+    """One row per episode, sorted by (group_id, episode_id): episode_id, group_id (the job's), collected_group_id,
+    run_id, status, write_id, num_steps, episode_score, a float64 column `score_<name>` per component (a scorer or
+    reward that the estimator weights), `reward_job` where step rewards come from a scorer, and `spare` where some round
+    was oversampled."""
+    groups: pl.DataFrame
+    """Result of `hash_groups`."""
+    scorer_versions: dict[str, str]
+    """Version of each scorer or reward, by its name in the sources; unknown names are absent."""
+    scores: pl.DataFrame | None
+    """`episode_id` and `score` of all episodes that the job's scorer scored; None under `env_return`."""
+
+
+def read_inputs(snapshot: Snapshot, config: CreditConfig, notice: Callable[[str], None] | None) -> CreditInputs:
+    """Select a job's episodes with their scores, hash the groups, and pass warnings about the scores to `notice`.
 
     Raises:
         UsageError: a bad predicate, a scorer that scored nothing, an unknown grouping.
-        DataRefusedError: no episode is selected.
+        DataRefusedError: no episode is selected, or the estimator compares siblings and no group has two.
     """
+    sources, components = config.sources, config.needs.components
+    episodes = _select_episodes(snapshot, sources)
+    names = dict.fromkeys((sources.score, sources.rewards, *components))
+    scorers = [name for name in names if name not in (ENV_RETURN, ENV_REWARD)]
+    # A scorer may have the name env_return too.
+    namesakes = [ENV_RETURN] if sources.score == ENV_RETURN and notice is not None else []
+    scores = read_named_scores(snapshot, [*scorers, *namesakes])
+    columns = {"episode_score": sources.score} | {COMPONENT + name: name for name in components}
+    for column, name in columns.items():
+        if name == ENV_RETURN:
+            episodes = episodes.with_columns(pl.col("env_return").alias(column))
+        else:
+            values = scores.of_episodes(name).rename({"score": column})
+            episodes = episodes.join(values, on="episode_id", how="left")
+    step_values = None
+    if sources.rewards != ENV_REWARD:
+        step_scores = scores.of_steps(sources.rewards).rename({"job_id": REWARD_JOB})
+        episodes = episodes.join(step_scores, on="episode_id", how="left")
+        step_values = int(episodes["step_values"].sum())
+    episodes = episodes.drop("env_return", "step_values", strict=False).sort("group_id", "episode_id")
+    group_count = episodes["group_id"].n_unique()
+    if group_count == episodes.height and needs_siblings(config.estimator):
+        raise DataRefusedError(
+            f"none of {count_noun(group_count, 'group')} holds two episodes, and {config.estimator.name} compares "
+            "siblings: every advantage would be 0. Collect several episodes of a task (`trajlake collect --group-size "
+            "8`), compare by other groups (`trajlake group -h`, --grouping), or use "
+            f"{suggest_for_lone_episodes(config.estimator)}"
+        )
+    groups = hash_groups(episodes, of_batch=not config.estimator.incremental, checks=config.checks)
+    if notice is not None:
+        if version := scores.versions.get(ENV_RETURN) if namesakes else None:
+            notice(
+                f"--score {ENV_RETURN} is what the environment recorded in `episodes`; `scores` holds a scorer of that "
+                f"name as well: --score {ENV_RETURN}@{version} takes it"
+            )
+        without_values = [name for name in components if episodes[COMPONENT + name].count() == 0]
+        if episodes["episode_score"].count() == 0:
+            without_values.append(sources.score)
+        if step_values == 0:
+            without_values.append(sources.rewards)
+        for name in dict.fromkeys(name for name in without_values if name in scorers and name in scores.versions):
+            notice(_describe_empty_scores(snapshot, episodes, scores, name))
+    return CreditInputs(
+        snapshot,
+        episodes,
+        groups,
+        scorer_versions={name: scores.versions[name] for name in scorers if name in scores.versions},
+        scores=None if sources.score == ENV_RETURN else scores.of_episodes(sources.score),
+    )
+
+
+def _select_episodes(snapshot: Snapshot, sources: Sources) -> pl.DataFrame:
+    """Select a job's episodes with their groups and `env_return`."""
     only, collected_groups = None, None
     if sources.only is not None:
         only = select_where(snapshot, ("episode_id", "group_id"), sources.only, "only")
@@ -114,22 +235,7 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
     if only is not None:
         groups = episodes.join(only, on="episode_id", how="semi").select(pl.col("group_id").unique())
         episodes = episodes.join(groups, on="group_id", how="semi", maintain_order="left")
-    if ENV_RETURN in components:
-        episodes = episodes.with_columns(pl.col("env_return").alias(COMPONENT + ENV_RETURN))
-    if sources.score == ENV_RETURN:
-        episodes = episodes.rename({"env_return": "episode_score"})
-    else:
-        scores = read_episode_scores(snapshot, sources.score).rename({"score": "episode_score"})
-        episodes = episodes.drop("env_return").join(scores, on="episode_id", how="left")
-    for name in components:
-        if name == ENV_RETURN:
-            continue
-        scores = read_episode_scores(snapshot, name).rename({"score": COMPONENT + name})
-        episodes = episodes.join(scores, on="episode_id", how="left")
-    if sources.rewards != ENV_REWARD:
-        jobs = find_step_score_jobs(snapshot, sources.rewards).rename({"job_id": REWARD_JOB})
-        episodes = episodes.join(jobs, on="episode_id", how="left")
-    return episodes.sort("group_id", "episode_id")
+    return episodes
 
 
 def _select_siblings(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> pl.DataFrame:
@@ -153,21 +259,19 @@ def _select_siblings(snapshot: Snapshot, sources: Sources, episodes: pl.DataFram
     return episodes_kept
 
 
-def find_scorer_versions(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the version of each scorer or reward of a job, by its name in the sources; unknown names are absent."""
-    names = dict.fromkeys((sources.score, sources.rewards, *components))
-    versions = {name: find_version(snapshot, name) for name in names if name not in (ENV_RETURN, ENV_REWARD)}
-    return {name: version for name, version in versions.items() if version is not None}
-
-
-def warn_of_namesakes(snapshot: Snapshot, sources: Sources) -> Iterator[str]:
-    """Yield a line if a scorer is named `env_return` too, with the option that selects it."""
-    version = find_version(snapshot, ENV_RETURN) if sources.score == ENV_RETURN else None
-    if version is not None:
-        yield (
-            f"--score {ENV_RETURN} is what the environment recorded in `episodes`; `scores` holds a scorer of that "
-            f"name as well: --score {ENV_RETURN}@{version} takes it"
-        )
+def _describe_empty_scores(snapshot: Snapshot, episodes: pl.DataFrame, scores: NamedScores, name: str) -> str:
+    """Describe a scorer or reward without a value for any selected episode."""
+    scorer, version = name.partition("@")[0], scores.versions[name]
+    reasons = read_reasons(snapshot, scorer, version).join(episodes, on="episode_id", how="semi")
+    causes = reasons.drop_nulls("why")["why"].value_counts(sort=True).sort("count", "why", descending=[True, False])
+    message = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
+    if reasons.is_empty():
+        message += ", which it has not scored"
+    elif causes.height:
+        why, count = causes.row(0)
+        message += f", most often ({count}) because: {fit_line(why)}"
+    alternatives = ", ".join(f"{scorer}@{label}" for label in find_other_versions(snapshot, scorer, version))
+    return f"{message}. {f'Other versions: {alternatives}' if alternatives else 'There is no other version'}"
 
 
 def suggest_scores(snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[str]:
@@ -179,50 +283,6 @@ def suggest_scores(snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[str]:
         names = scorers.sort("len", "scorer", descending=[True, False])["scorer"]
         options = " or ".join(f"--score {name}" for name in names)
         yield f"There are recorded scores for episodes without one: {options}"
-
-
-def has_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
-    """Return whether any step of the selected episodes has a reward; raises as `select_episodes`."""
-    if sources.rewards != ENV_REWARD:
-        return True
-    episodes = select_where(snapshot, ("episode_id",), sources.where)
-    steps = snapshot.scan("steps").filter(pl.col("reward").is_not_null()).select("episode_id")
-    return not collect_rows(steps.join(episodes.lazy(), on="episode_id", how="semi").head(1)).is_empty()
-
-
-def warn_of_empty_scores(
-    snapshot: Snapshot,
-    sources: Sources,
-    episodes: pl.DataFrame,
-    versions: Mapping[str, str],
-    components: tuple[str, ...],
-) -> Iterator[str]:
-    """Yield a line for each scorer or reward without a value for any selected episode."""
-    without_values = [name for name in components if episodes[COMPONENT + name].count() == 0]
-    if sources.score != ENV_RETURN and episodes["episode_score"].count() == 0:
-        without_values.append(sources.score)
-    if sources.rewards != ENV_REWARD:
-        rows = snapshot.scan("scores").filter(
-            pl.col("scorer") == sources.rewards.partition("@")[0],
-            pl.col("step_index").is_not_null(),
-            pl.col("value").is_not_null(),
-        )
-        reward_jobs = episodes.lazy().select("episode_id", job_id=REWARD_JOB)
-        step_scores = rows.select("episode_id", "job_id").join(reward_jobs, on=["episode_id", "job_id"], how="semi")
-        if collect_rows(step_scores.head(1)).is_empty():
-            without_values.append(sources.rewards)
-    for name in dict.fromkeys(name for name in without_values if name in versions):
-        scorer, version = name.partition("@")[0], versions[name]
-        reasons = read_reasons(snapshot, scorer, version).join(episodes, on="episode_id", how="semi")
-        causes = reasons.drop_nulls("why")["why"].value_counts(sort=True).sort("count", "why", descending=[True, False])
-        message = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
-        if reasons.is_empty():
-            message += ", which it has not scored"
-        elif causes.height:
-            why, count = causes.row(0)
-            message += f", most often ({count}) because: {fit_line(why)}"
-        alternatives = ", ".join(f"{scorer}@{label}" for label in find_other_versions(snapshot, scorer, version))
-        yield f"{message}. {f'Other versions: {alternatives}' if alternatives else 'There is no other version'}"
 
 
 MEMORY_GB = 2.0
@@ -264,7 +324,7 @@ class Range:
     """Whole groups, and the files that hold them."""
 
     episodes: pl.DataFrame
-    """Rows of `select_episodes`, sorted by (group_id, episode_id)."""
+    """Rows of `CreditInputs.episodes`, sorted by (group_id, episode_id)."""
     files: dict[str, tuple[DataFile, ...]]
     """Table -> data files that may hold rows of these episodes."""
 
@@ -285,7 +345,7 @@ def plan_ranges(
 
     Args:
         snapshot: where the files are.
-        episodes: rows of `select_episodes` to compute, sorted by (group_id, episode_id).
+        episodes: rows of `CreditInputs.episodes` to compute, sorted by (group_id, episode_id).
         rows: steps of a range; None makes one range of everything.
         judgements: further tables that ranges read, in addition to `episodes` and `steps`.
         units: group_id and unit: groups of one unit are computed together; None computes each group separately.
@@ -346,12 +406,6 @@ def _find_heads(links: list[tuple[int, int]]) -> dict[int, int]:
     for first, second in links:
         above[head(first)] = head(second)
     return {batch: head(batch) for batch in list(above)}
-
-
-def measure_longest_unit(episodes: pl.DataFrame, units: pl.DataFrame | None) -> int:
-    """Return the steps of the largest unit, or of the largest group without units."""
-    unit_rows = episodes.with_columns(unit="group_id") if units is None else episodes.join(units, on="group_id")
-    return int(unit_rows.group_by("unit").agg(pl.col("num_steps").cast(pl.Int64).sum())["num_steps"].max() or 0)  # type: ignore[arg-type]
 
 
 class _TableFiles:
@@ -546,7 +600,7 @@ def hash_groups(episodes: pl.DataFrame, *, of_batch: bool = False, checks: int =
     """Hash the input of each group: group_id, input_fingerprint (63 bits), episodes, steps; sorted by group_id.
 
     Args:
-        episodes: rows of `select_episodes`, sorted by (group_id, episode_id).
+        episodes: rows of `CreditInputs.episodes`, sorted by (group_id, episode_id).
         of_batch: each group depends on all groups, as under a batch-normalised estimator.
         checks: hash of the job's checks and diagnostics.
     """
@@ -657,8 +711,3 @@ def make_empty_rows(groups: pl.DataFrame) -> pl.DataFrame:
     return groups.with_columns(
         pl.lit(value=False).alias("is_dead"), pl.lit("").alias("findings"), *(pl.lit(0).alias(name) for name in counts)
     )
-
-
-def summarise_groups(groups: pl.DataFrame) -> CreditDiagnosis:
-    """Add up a job's figures from one row of `credit_groups` per group."""
-    return diagnose(groups.lazy().filter(pl.col("steps") > 0))

@@ -15,7 +15,6 @@ import polars as pl
 from lake import ids
 from lake.errors import UsageError
 from lake.judgements.credit import find_credit
-from lake.judgements.scores import read_episode_scores
 from lake.judgements.selections import select_where
 from lake.read.episode_text import fit_line, format_number, format_tool_calls
 from lake.read.episodes import KEYS, StoredEpisode, read_episodes, split_batches
@@ -42,13 +41,13 @@ _FIGURES = ("group_id", "episodes", "scored", "score_mean", "score_std")
 _COVERED = "SELECT DISTINCT episode_id, group_id AS compared FROM {rows} WHERE {column} IN (SELECT unnest($values))"
 
 
-def log_steps(snapshot: Snapshot, series_id: int, *, score: str, where: str | None = None) -> None:
+def log_steps(snapshot: Snapshot, series_id: int, scores: pl.DataFrame, *, where: str | None = None) -> None:
     """Log the selected episodes' steps with their credit in a series; O(steps of their groups).
 
     Args:
         snapshot: the lake after the job.
         series_id: series of the advantages.
-        score: compared episode score: `env_return`, or a scorer or reward as NAME@VERSION.
+        scores: compared scores: `episode_id` and `score`.
         where: SQL predicate over `episodes`; None takes those of the first groups.
 
     Raises:
@@ -66,10 +65,10 @@ def log_steps(snapshot: Snapshot, series_id: int, *, score: str, where: str | No
     episodes = episodes.join(covered, on="episode_id", how="inner").sort("compared", "episode_id")
     if episodes.is_empty():
         raise UsageError(f"--log-episodes {where!r} selects no episode with credit; valid: a predicate over `episodes`")
-    scores = dict(read_episode_scores(snapshot, score).iter_rows())
+    score_of = dict(scores.iter_rows())
     by_group = {row["group_id"]: row for row in figures.iter_rows(named=True)}
     for (group_id,), siblings in episodes.group_by("compared", maintain_order=True):
-        group = _Group(snapshot, rows, by_group[group_id], scores)
+        group = _Group(snapshot, rows, by_group[group_id], score_of)
         for line in group.format_lines(siblings.drop("compared")):
             LOG.debug("%s", line)
     if where is None and figures.height > _GROUPS:

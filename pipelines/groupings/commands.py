@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import Lakes, echo_rows, format_option, lakes_option
+from lake.cli.options import Lakes, config_option, echo_rows, episodes_options, format_option, lakes_option
 
 if TYPE_CHECKING:
     from pipelines.groupings import Grouping
@@ -20,17 +20,15 @@ if TYPE_CHECKING:
     metavar="STEP[:KEY=VALUE,...]",
     help="Step, e.g. subsample:size=8,draws=4; repeatable.  [default: those of --config]",
 )
-@click.option(
-    "--config", type=click.Path(dir_okay=False), help="TOML file with name and steps in [group].  [default: none]"
-)
-@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
+@config_option("group")
+@episodes_options
 @click.option("--force", is_flag=True, help="Write even if a result of the same input exists.")
 @format_option
 def group(
     name: str | None,
     lake_uri: Lakes,
     steps: tuple[str, ...],
-    config: str | None,
+    config_file: str | None,
     where: str | None,
     force: bool,
     output_format: str,
@@ -50,7 +48,7 @@ def group(
     from lake import ids
     from pipelines.groupings import run_grouping
 
-    report = run_grouping(lake.open(lake_uri), _read_grouping(name, steps, config), where=where, force=force)
+    report = run_grouping(lake.open(lake_uri), _read_grouping(name, steps, config_file), where=where, force=force)
     for kind, words, rows in report.notes:
         click.echo(f"{kind}: {rows} {words}", err=True)
     done = "nothing to do: this is the result of" if report.skipped else "written by"

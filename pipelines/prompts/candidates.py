@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from lake import ids
 from lake.errors import UsageError
@@ -223,6 +223,13 @@ class ReflectionConfig(BaseModel, frozen=True, extra="forbid"):
     """Maximum number of characters of all transcripts of a request."""
     longest: int = Field(default=4000, ge=1)
     """Maximum number of characters of a proposed prompt."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_model(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping) and "url" in settings and "model" not in settings:
+            raise ValueError("--reflect needs the model name at the endpoint: --set reflection.model=NAME")
+        return settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,47 +5,72 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import SectionedCommand, echo_rows, hide_progress_bars, lake_option
+from lake.cli.options import (
+    SettingsCommand,
+    config_option,
+    echo_rows,
+    hide_progress_bars,
+    lake_option,
+    set_option,
+)
 from lake.errors import UsageError
 from lake.read.text_table import count_noun, format_cell
-from pipelines.collect.commands import (
-    COUNT,
-    HOW_SAMPLED,
-    MANY_AT_ONCE,
-    WHICH_ENGINES,
-    ProgressPrinter,
-    playing_options,
-    read_player_options,
-)
+from pipelines.collect.commands import FORMER_FLAGS, PLAYING_FLAGS, ProgressPrinter, playing_options
 
 if TYPE_CHECKING:
     from pipelines.collect.tasks import TaskSet
-    from pipelines.prompts.candidates import ReflectionConfig
     from pipelines.prompts.search import HeldOutComparison, SearchPlan, SearchReport
+    from pipelines.prompts.settings import PromptsConfig
     from pipelines.score.scoring import ScoringConfig
 
 _SECTIONS = {
     "Which prompts": ("first", "user_candidates", "out"),
-    "Who plays": ("env", "env_args", "model", "tokenizer", "policy"),
-    "Who reflects": (
-        "reflect",
-        "reflect_model",
-        "reflect_temperature",
-        "reflect_max_tokens",
-        "reflect_contrasts",
-        "reflect_budget",
-        "longest",
-    ),
-    "What they are ranked by": ("scorers", "rank_by"),
-    "The search": ("lake_uri", "run", "rounds", "candidates", "beam"),
-    "What is played": ("starts", "held_out", "held_out_args", "group_size", "tasks", "first_seed", "seed"),
-    "Which engines": WHICH_ENGINES,
-    "How actions are sampled": HOW_SAMPLED,
-    "Many at once": MANY_AT_ONCE,
+    "Who plays": ("env", "env_args", "engines", "model"),
+    "The search": ("lake_uri", "run", "rounds", "reflect", "scorers"),
 }
 
 
-@click.command(cls=SectionedCommand, sections=_SECTIONS)
+def _import_config() -> "type[PromptsConfig]":
+    from pipelines.prompts.settings import PromptsConfig
+
+    return PromptsConfig
+
+
+@click.command(
+    cls=SettingsCommand,
+    sections=_SECTIONS,
+    section="prompts",
+    model=_import_config,
+    flags={
+        **PLAYING_FLAGS,
+        "run": "--run",
+        "rounds": "--rounds",
+        "reflection.url": "--reflect",
+        "score": "--score",
+    },
+    former={
+        **FORMER_FLAGS,
+        "--api": "player.api",
+        "--temperature": "player.sampling.temperature",
+        "--max-tokens": "player.sampling.max_tokens",
+        "--parallel": "parallel",
+        "--reflect-model": "reflection.model",
+        "--reflect-temperature": "reflection.temperature",
+        "--reflect-max-tokens": "reflection.max_tokens",
+        "--reflect-contrasts": "reflection.contrasts",
+        "--reflect-budget": "reflection.budget",
+        "--longest": "reflection.longest",
+        "--rank-by": "rank_by",
+        "--candidates": "candidates",
+        "--beam": "beam",
+        "--starts": "starts",
+        "--held-out": "held_out",
+        "--held-out-arg": "held_out_args.KEY",
+        "--group-size": "group_size",
+        "--prompts": "prompts",
+        "--seed": "seed",
+    },
+)
 @lake_option
 @playing_options
 @click.option("--first", required=True, metavar="FILE|TEXT", help="Prompt to improve; '' for no system prompt.")
@@ -61,28 +86,8 @@ _SECTIONS = {
     "--reflect",
     metavar="URL",
     help="Endpoint with the OpenAI API that proposes prompts; its key is in TRAJLAKE_REFLECT_KEY. It receives "
-    "transcripts.  [default: none; only --candidate is ranked]",
+    "transcripts. Requires --set reflection.model=NAME.  [default: none; only --candidate is ranked]",
 )
-@click.option("--reflect-model", metavar="NAME", help="Model name at the reflecting endpoint.")
-@click.option(
-    "--reflect-temperature",
-    type=click.FloatRange(min=0),
-    default=1.0,
-    show_default=True,
-    help="Sampling temperature of the reflecting model.",
-)
-@click.option(
-    "--reflect-max-tokens", type=COUNT, default=2048, show_default=True, help="Maximum tokens of a reflecting answer."
-)
-@click.option("--reflect-contrasts", type=COUNT, default=2, show_default=True, help="Pairs of attempts in a request.")
-@click.option(
-    "--reflect-budget",
-    type=click.IntRange(min=1000),
-    default=16_000,
-    show_default=True,
-    help="Maximum characters of transcripts in a request.",
-)
-@click.option("--longest", type=COUNT, default=4000, show_default=True, help="Maximum characters of a proposed prompt.")
 @click.option(
     "--score",
     "scorers",
@@ -90,35 +95,20 @@ _SECTIONS = {
     metavar="SCORER|FILE:FUNCTION",
     help="Scorer of the candidates' rollouts, as in `trajlake score`; repeatable, run in this order.",
 )
-@click.option(
-    "--rank-by",
-    metavar="NAME",
-    help="Scorer, or env_return, that ranks the candidates.  [default: the last --score, else env_return]",
-)
-@click.option("--run", default="prompts", show_default=True, help="Name of the search; an existing search resumes.")
-@click.option("--rounds", type=COUNT, default=3, show_default=True, help="Number of proposal rounds, with --reflect.")
-@click.option("--candidates", type=COUNT, default=4, show_default=True, help="Number of prompts that a round asks for.")
-@click.option(
-    "--beam", type=COUNT, default=2, show_default=True, help="Number of best candidates that a round improves."
-)
-@click.option("--starts", type=COUNT, default=32, show_default=True, help="Number of starts that rank the candidates.")
-@click.option(
-    "--held-out", type=COUNT, default=64, show_default=True, help="Number of further starts, for the final comparison."
-)
-@click.option(
-    "--held-out-arg",
-    "held_out_args",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Environment argument on held-out starts, e.g. split=held_out; repeatable.",
-)
-@click.option(
-    "--group-size", type=COUNT, default=4, show_default=True, help="Number of rollouts per candidate and start."
-)
-@click.option("--prompts", "tasks", type=click.Path(dir_okay=False), help="File with the starts.  [default: seeds]")
-@click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True, help="First seed of a start.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the samples.")
-def prompts(*, lake_uri: str, out: str | None, **options: Any) -> None:
+@click.option("--run", help="Name of the search; an existing search resumes.  [default: prompts]")
+@click.option("--rounds", type=int, help="Number of proposal rounds, with --reflect.  [default: 3]")
+@config_option("prompts")
+@set_option("reflection.model=NAME, starts=64, player.api=chat")
+def prompts(
+    *,
+    lake_uri: str,
+    first: str,
+    user_candidates: tuple[str, ...],
+    out: str | None,
+    config_file: str | None,
+    pairs: tuple[str, ...],
+    **flags: Any,
+) -> None:
     """Search for a better system prompt: propose, test on the same starts, rank.
 
     Each round sends the best and worst attempts of the best prompts so far to an endpoint (--reflect), which proposes
@@ -127,114 +117,94 @@ def prompts(*, lake_uri: str, out: str | None, **options: Any) -> None:
     --rounds to continue.
     """
     import lake
-    from pipelines.collect.manager.scheduler import RolloutLimits
+    from lake.settings import parse_pairs
     from pipelines.prompts.candidates import Arena
     from pipelines.prompts.search import PromptLedger, PromptSearch
 
     hide_progress_bars()
-    reflection = _read_reflection(options)
-    player_options = read_player_options(options)
-    plan = _read_plan(options, reflection)
-    scoring, rank_by = _read_scoring(options)
-    limits = RolloutLimits(
-        episode_seconds=options["episode_timeout"], **{name: options[name] for name in ("parallel", "retries", "grace")}
-    )
+    flags["env_args"] = parse_pairs(flags["env_args"])
+    config = prompts.read_config(_import_config(), config_file, pairs, flags)
+    if config.reflection is None and not user_candidates:
+        raise UsageError("give --reflect URL, which proposes prompts, or --candidate FILE, prompts to be ranked")
+    if config.player.answer_schema is not None and not config.player.engines:
+        from pipelines.collect.policies.transformers_policy import compile_grammar
+
+        compile_grammar(config.player.answer_schema, "player.answer_schema")  # before the lake is made
+    plan = _read_plan(config, first, user_candidates)
+    scoring, rank_by = _read_scoring(config)
     printer = ProgressPrinter()
     lk = lake.open(lake_uri, create=True)
     arena = Arena(
         lake=lk,
-        options=player_options,
+        options=config.player,
         scoring=scoring,
         rank_by=rank_by,
-        limits=limits,
-        group_size=options["group_size"],
+        limits=config.limits,
+        group_size=config.group_size,
         seed=plan.seed,
         say=printer.say,
         progress=printer.progress,
     )
-    ledger = PromptLedger(lk, plan.run, plan.settings(arena, reflection))
-    report = PromptSearch(plan=plan, arena=arena, ledger=ledger, reflection=reflection).run()
+    ledger = PromptLedger(lk, plan.run, plan.settings(arena, config.reflection))
+    report = PromptSearch(plan=plan, arena=arena, ledger=ledger, reflection=config.reflection).run()
     if out is not None:
         Path(out).write_text(report.best.text + "\n", "utf-8")
     _print_report(report, plan)
 
 
-def _read_reflection(options: dict[str, Any]) -> "ReflectionConfig | None":
-    """Return the reflecting endpoint. Raises UsageError: no model name, or neither endpoint nor candidates."""
-    from pipelines.prompts.candidates import ReflectionConfig
-
-    if options["reflect"] is None:
-        if not options["user_candidates"]:
-            raise UsageError("give --reflect URL, which proposes prompts, or --candidate FILE, prompts to be ranked")
-        return None
-    if options["reflect_model"] is None:
-        raise UsageError("--reflect needs --reflect-model NAME: the model name at the endpoint")
-    return ReflectionConfig(
-        url=options["reflect"],
-        model=options["reflect_model"],
-        temperature=options["reflect_temperature"],
-        max_tokens=options["reflect_max_tokens"],
-        contrasts=options["reflect_contrasts"],
-        budget=options["reflect_budget"],
-        longest=options["longest"],
-    )
-
-
-def _read_scoring(options: dict[str, Any]) -> "tuple[ScoringConfig, str]":
+def _read_scoring(config: "PromptsConfig") -> "tuple[ScoringConfig, str]":
     """Return the scorers, and the score that ranks. Raises UsageError: no such scorer."""
     from lake.judgements.scores import ENV_RETURN
     from pipelines.score.scoring import ScoringConfig
 
-    scoring = ScoringConfig(targets=options["scorers"])
+    scoring = ScoringConfig(targets=config.score)
     names = [ENV_RETURN, *(scorer.make_scorer().name for scorer in scoring.scorers())]
-    rank_by = options["rank_by"] or names[-1]
+    rank_by = config.rank_by or names[-1]
     if rank_by not in names:
-        raise UsageError(f"--rank-by {rank_by}: no --score gives that score; valid: {', '.join(names)}")
+        raise UsageError(f"rank_by is {rank_by}: no --score gives that score; valid: {', '.join(names)}")
     return scoring, rank_by
 
 
-def _read_plan(options: dict[str, Any], reflection: "ReflectionConfig | None") -> "SearchPlan":
+def _read_plan(config: "PromptsConfig", first: str, user_candidates: tuple[str, ...]) -> "SearchPlan":
     """Return the plan of the search. Raises UsageError: no environment, or invalid prompts or starts."""
-    from lake.settings import parse_pairs
     from pipelines.collect.manager.rounds import RunSettings
     from pipelines.prompts.candidates import Candidate, read_prompt_option
     from pipelines.prompts.search import SearchPlan
 
-    if options["env"] is None:
+    if config.player.env is None:
         raise UsageError("give --env: the environment whose rewards prompts are ranked by")
-    starts, held_out = _read_starts(options)
-    RunSettings(run=options["run"], groups=1, group_size=1)  # refuses an invalid run name before the endpoint is called
+    starts, held_out = _read_starts(config)
+    RunSettings(run=config.run, groups=1, group_size=1)  # refuses an invalid run name before the endpoint is called
     return SearchPlan(
-        run=options["run"],
-        first=Candidate(text=read_prompt_option(options["first"], "--first"), origin="first"),
+        run=config.run,
+        first=Candidate(text=read_prompt_option(first, "--first"), origin="first"),
         user_candidates=[
-            Candidate(text=read_prompt_option(prompt, "--candidate"), origin="given")
-            for prompt in options["user_candidates"]
+            Candidate(text=read_prompt_option(prompt, "--candidate"), origin="given") for prompt in user_candidates
         ],
-        rounds=0 if reflection is None else options["rounds"],
-        candidates=options["candidates"],
-        beam=options["beam"],
+        rounds=0 if config.reflection is None else config.rounds,
+        candidates=config.candidates,
+        beam=config.beam,
         starts=starts,
         held_out=held_out,
-        held_out_args=parse_pairs(options["held_out_args"]),
-        seed=options["seed"],
+        held_out_args=config.held_out_args,
+        seed=config.seed,
     )
 
 
-def _read_starts(options: dict[str, Any]) -> "tuple[TaskSet, TaskSet]":
+def _read_starts(config: "PromptsConfig") -> "tuple[TaskSet, TaskSet]":
     """Return the starts of the search, and the held-out ones. Raises UsageError: the file has too few tasks."""
     from pipelines.collect.tasks import build_task_set, draw_order, list_seed_tasks, read_tasks
 
-    count, held_out, first = options["starts"], options["held_out"], options["first_seed"]
-    if options["tasks"] is None:
+    count, held_out, first = config.starts, config.held_out, config.first_seed
+    if config.prompts is None:
         return list_seed_tasks(first, count), list_seed_tasks(first + count, held_out)
-    rows = read_tasks(options["tasks"]).tasks
+    rows = read_tasks(config.prompts).tasks
     if len(rows) < count + held_out:
         raise UsageError(
-            f"{options['tasks']} has {count_noun(len(rows), 'task')}, and --starts {count} with --held-out {held_out} "
+            f"{config.prompts} has {count_noun(len(rows), 'task')}, and starts={count} with held_out={held_out} "
             f"are {count + held_out}; give fewer, or a file with more"
         )
-    shuffled = [rows[index] for index in draw_order(len(rows), options["seed"], 0)]
+    shuffled = [rows[index] for index in draw_order(len(rows), config.seed, 0)]
     return build_task_set(shuffled[:count]), build_task_set(shuffled[count : count + held_out])
 
 

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from lake.cli.options import ConfiguredCommand, Lakes, build_executor, executor_options, lakes_option
+from lake.cli.options import (
+    ConfiguredCommand,
+    Lakes,
+    build_executor,
+    config_option,
+    episodes_options,
+    executor_options,
+    lakes_option,
+    set_option,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -78,7 +87,7 @@ class _Score(ConfiguredCommand):
 @click.command(cls=_Score, models=_configuration)
 @click.argument("target", required=False)
 @lakes_option
-@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
+@episodes_options
 @click.option("--reward", metavar="NAME", help="Weighted reward [reward.NAME] of --config, instead of TARGET.")
 @click.option("--name", help="Scorer name in the table `scores`.  [default: the function's name]")
 @click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="Function argument.  [default: its own]")
@@ -87,8 +96,8 @@ class _Score(ConfiguredCommand):
 @click.option("--default-step-reward", type=float, help="Reward of steps without an output.  [default: no row]")
 @click.option("--allow-network", is_flag=True, help="Run a function that requires the network, outside the sandbox.")
 @executor_options("function calls (local) or parts of the episodes (other executors)")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Option of [score], e.g. batch_size=16.")
-@click.option("--config", type=click.Path(dir_okay=False), help="TOML file with [score].  [default: none]")
+@set_option("batch_size=16")
+@config_option("score")
 def score(
     target: str | None,
     lake_uri: Lakes,
@@ -102,8 +111,8 @@ def score(
     allow_network: bool,
     executor: str,
     workers: int | None,
-    settings: tuple[str, ...],
-    config: str | None,
+    pairs: tuple[str, ...],
+    config_file: str | None,
 ) -> None:
     """Score episodes with TARGET, and write the scores to the table `scores`.
 
@@ -123,17 +132,19 @@ def score(
 
         raise UsageError("`import` comes before all options: `trajlake score import FILE --name NAME`")
     if reward is not None:
-        flags = {"--name": name, "--arg": arguments, "--set": settings, "--default-step-reward": default_step_reward}
+        flags = {"--name": name, "--arg": arguments, "--set": pairs, "--default-step-reward": default_step_reward}
         flags |= {"--executor": executor != "local", "--workers": workers is not None}
         _require_alone(reward, target, flags | {"--retry-failed": retry_failed, "--allow-network": allow_network})
-        _score_reward(lake.open(lake_uri), reward, config, where, force=force)
+        _score_reward(lake.open(lake_uri), reward, config_file, where, force=force)
         return
     from lake.errors import UsageError
     from pipelines.score.functions import make_scorer
     from pipelines.score.job import run_score
 
     flags = {"name": name, "default_step_reward": default_step_reward, "allow_network": allow_network or None}
-    options = _read_options(config, settings, arguments, {key: flag for key, flag in flags.items() if flag is not None})
+    options = _read_options(
+        config_file, pairs, arguments, {key: flag for key, flag in flags.items() if flag is not None}
+    )
     if executor == "local" and workers is not None:
         limits = options.limits.model_copy(update={"workers": workers})
         options = options.model_copy(update={"limits": limits})

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from lake import ids
+from lake.retries import compute_pause
 from pipelines.score.reward_function import get_judge_run
 
 STATUSES_TO_REPEAT = frozenset((408, 409, 425, 429))
@@ -223,11 +224,11 @@ class Judge:
         return ids.to_text(ids.key_hash("request", self.base_url, request, sample))
 
     def _request(self, body: dict[str, Any], key: str | None) -> _ChatCompletion:
-        wait, reason = self.backoff, ""
-        for number in range(self.tries):
-            if number:
-                time.sleep(min(wait, _LONGEST_WAIT) * (1 + random.random() / 2))
-                wait *= 2
+        asked_for, reason = 0.0, ""
+        for failures in range(self.tries):
+            if failures:
+                pause = max(compute_pause(failures, first=self.backoff, longest=_LONGEST_WAIT), asked_for)
+                time.sleep(pause * (1 + random.random() / 2))  # never shorter than the server asked for
             try:
                 answer = post_json(f"{self.base_url}/chat/completions", msgspec.json.encode(body), key, self.timeout)
                 completion = msgspec.json.decode(answer, type=_ChatCompletion)
@@ -239,7 +240,7 @@ class Judge:
                 reason = f"an answer that is not JSON: {redact_key(answer.decode('utf-8', 'replace'), key)[:100]!r}"
             except BusyError as busy:
                 reason = str(busy)
-                wait = max(wait, min(busy.after or 0.0, _LONGEST_WAIT))
+                asked_for = max(asked_for, min(busy.after or 0.0, _LONGEST_WAIT))
             else:
                 if completion.choices:
                     return completion

@@ -5,7 +5,7 @@
     run_select(lake, Selection(name="clean", filters=(DeadGroups(), Length(max_steps=30))))
 
 There is one row per episode, kept or dropped, and one per dropped step of a kept episode. Each drop has its filter and
-figures. `trajlake train --selection clean` trains on the selection.
+figures. `trajlake train --set selection=clean` trains on the selection.
 """
 
 from pipelines.select.filters import (

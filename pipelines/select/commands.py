@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import ConfiguredCommand, Lakes, echo_rows, format_option, lakes_option
+from lake.cli.options import (
+    ConfiguredCommand,
+    Lakes,
+    config_option,
+    echo_rows,
+    episodes_options,
+    format_option,
+    lakes_option,
+    score_option,
+)
 
 if TYPE_CHECKING:
     from pipelines.select import Selection
@@ -30,13 +39,9 @@ def _list_filters() -> "dict[str, type[Filter]]":
     help="Filter, e.g. dead_groups, length:min_steps=2,max_steps=30 or max_steps=30; repeatable.  "
     "[default: those of --config]",
 )
-@click.option(
-    "--config", type=click.Path(dir_okay=False), help="TOML file with name and filters in [select].  [default: none]"
-)
-@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
-@click.option(
-    "--score", help="Score for filters: env_return, a scorer or a reward.  [default: the credit's, else env_return]"
-)
+@config_option("select")
+@episodes_options
+@score_option
 @click.option(
     "--credit",
     help="Credit whose groups filters compare in: an estimator's name, or (a prefix of) the id of a credit series or "
@@ -48,7 +53,7 @@ def select(
     name: str | None,
     lake_uri: Lakes,
     filters: tuple[str, ...],
-    config: str | None,
+    config_file: str | None,
     where: str | None,
     score: str | None,
     credit: str | None,
@@ -64,7 +69,7 @@ def select(
     from lake.read.text_table import count_noun
     from pipelines.select import run_select
 
-    selection = _read_selection(name, filters, config)
+    selection = _read_selection(name, filters, config_file)
     report = run_select(lake.open(lake_uri), selection, where=where, score=score, credit=credit, force=force)
     done = "nothing to do: this is the result of" if report.skipped else "written by"
     click.echo(f"{selection.name}: {report.kept_episodes} of {count_noun(report.episodes, 'episode')} kept", err=True)

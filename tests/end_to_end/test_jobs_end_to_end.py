@@ -68,8 +68,8 @@ def test_every_job_from_a_file_to_a_trained_policy(tmp_path: Path, monkeypatch: 
 
     lk = lake.open(tmp_path / "lake")
     lk.name_snapshot("before")
-    one, two = lk.scan("episodes").sort("episode_id").collect()["episode_id"][:2]
-    run("retract", "--reason", "a test", ids.to_text(one))
+    first, two = lk.scan("episodes").sort("episode_id").collect()["episode_id"][:2]
+    run("retract", "--reason", "a test", ids.to_text(first))
     run("forget", "--yes", ids.to_text(two))
     run("compact", "episodes", "steps")
     run("vacuum")

@@ -1,7 +1,7 @@
 """What the vectors of the reference implementation of GiGPO say about its relatives: GRPO, Dr. GRPO, and returns.
 
-The vectors were made by running that code in float32; see test_credit_golden_vectors.py for what is compared and what
-differs on purpose.
+That code made the vectors, in float32. test_credit_estimators_gigpo_vectors.py says what is compared, and what differs
+on purpose.
 """
 
 import json
@@ -41,15 +41,15 @@ def run(estimator: str, rows: dict[Key, dict[str, Any]], **options: Any) -> dict
             for row in rows.values()
         ]
     )
-    found = ESTIMATORS[estimator](**options).advantages(steps.lazy()).collect()
-    return {(row["episode_id"], row["step_index"]): row for row in found.iter_rows(named=True)}
+    frame = ESTIMATORS[estimator](**options).advantages(steps.lazy()).collect()
+    return {(row["episode_id"], row["step_index"]): row for row in frame.iter_rows(named=True)}
 
 
 @pytest.mark.parametrize(("estimator", "norm"), [("grpo", "mean_std_norm"), ("dr_grpo", "mean_norm")])
 @pytest.mark.parametrize("name", VECTORS)
 def test_grpo_over_rows_is_the_references_episode_advantage(name: str, estimator: str, norm: str) -> None:
     params, rows = load(name)
-    found = run(
+    advantages = run(
         estimator,
         rows,
         episode_source="sum_rewards",
@@ -57,8 +57,8 @@ def test_grpo_over_rows_is_the_references_episode_advantage(name: str, estimator
         singleton="raw",
         invalid_action_penalty=params["invalid_action_penalty_coef"],
     )
-    assert set(found) == {key for key, row in rows.items() if row["active"]}
-    for key, ours in found.items():
+    assert set(advantages) == {key for key, row in rows.items() if row["active"]}
+    for key, ours in advantages.items():
         theirs = rows[key]
         if not (theirs["constant_episode_group"] and norm == "mean_std_norm"):
             assert ours["advantage"] == pytest.approx(theirs[f"A_E_{norm}"], abs=ATOL, rel=0)

@@ -36,6 +36,6 @@ def test_the_page_asks_ten_questions_and_answers_every_one() -> None:
 @pytest.mark.parametrize("number", range(len(PAIRS)))
 def test_an_answer_of_the_page_is_the_answer_of_the_lake(lk: Lake, number: int) -> None:
     query, expected = PAIRS[number]
-    found = CliRunner().invoke(trajlake, ["sql", query, "--lake", str(Path(lk.uri))], catch_exceptions=False)
-    assert found.exit_code == 0
-    assert "\n".join(line.rstrip() for line in found.stdout.rstrip().splitlines()) == expected
+    command = CliRunner().invoke(trajlake, ["sql", query, "--lake", str(Path(lk.uri))], catch_exceptions=False)
+    assert command.exit_code == 0
+    assert "\n".join(line.rstrip() for line in command.stdout.rstrip().splitlines()) == expected

@@ -20,8 +20,8 @@ BLOCKS = re.findall(r"^```console\n(.+?)\n```$", PAGE, re.MULTILINE | re.DOTALL)
 
 def commands(block: str) -> list[tuple[str, str]]:
     """Each command of a block and what stands below it."""
-    found = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
-    return [(part.partition("\n")[0], part.partition("\n")[2].strip("\n")) for part in found]
+    commands = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    return [(part.partition("\n")[0], part.partition("\n")[2].strip("\n")) for part in commands]
 
 
 def test_every_format_is_in_the_table_once() -> None:
@@ -60,7 +60,7 @@ def test_a_strange_file_comes_to_advantages_as_the_page_says(tmp_path: Path, mon
 def test_the_commands_for_files_and_folders_read_what_they_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first block, on real files; a bucket and `--watch` have tests of their own."""
+    """The first block, on real files; a bucket and `--watch` have their own tests."""
     monkeypatch.chdir(tmp_path)
     home = Path(".claude", "projects")
     home.mkdir(parents=True)

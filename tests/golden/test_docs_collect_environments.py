@@ -1,7 +1,7 @@
 """The pages of docs/guides/collect about environments: their files are written, their commands run.
 
 A small engine on this machine stands in for the one that `trajlake serve` starts, and answers nonsense. Pages whose
-environments need a package of their own are run where it is installed, by `make test-slow`.
+environments need another package are run where it is installed, by `make test-slow`.
 """
 
 import os
@@ -77,7 +77,7 @@ def of_python(commands: str, folder: Path, python: Path) -> str:
     return done.stdout
 
 
-def found(lk: "lake.Lake") -> list[tuple[object, ...]]:
+def count_by_environment(lk: "lake.Lake") -> list[tuple[object, ...]]:
     """(environment, status, episodes) of the lake."""
     return lk.sql("SELECT environment, status, count(*) FROM episodes GROUP BY ALL ORDER BY ALL").rows()
 
@@ -86,24 +86,24 @@ def found(lk: "lake.Lake") -> list[tuple[object, ...]]:
 def test_gymnasium(tmp_path: Path) -> None:
     """An episode takes 100 turns where the engine says nothing of use: two will do."""
     lk = run("gymnasium", tmp_path, episodes=2)
-    assert {(name, status) for name, status, _ in found(lk)} <= {
+    assert {(name, status) for name, status, _ in count_by_environment(lk)} <= {
         ("gymnasium:FrozenLake-v1", status) for status in ("completed", "truncated")
     }
     assert lk.sql("SELECT count(*) FROM episodes").item() == 2
     opening = lk.sql("SELECT initial_messages FROM episodes LIMIT 1").item()
-    shown = re.search(r"^```text\n(.+?)```$", (PAGES / "gymnasium.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert shown is not None
-    assert shown[1].strip().encode("unicode_escape").decode() in str(opening)
+    block = re.search(r"^```text\n(.+?)```$", (PAGES / "gymnasium.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    assert block[1].strip().encode("unicode_escape").decode() in str(opening)
 
 
 def test_own_environment(tmp_path: Path) -> None:
-    """A tool is called by nobody here: what an engine says is nonsense, and ends the episode."""
-    assert found(run("own-environment", tmp_path)) == [("shop", "completed", 16)]
+    """A tool is called by no one here: what an engine says is nonsense, and ends the episode."""
+    assert count_by_environment(run("own-environment", tmp_path)) == [("shop", "completed", 16)]
 
 
 def test_prompts(tmp_path: Path) -> None:
     lk = run("prompts", tmp_path)
-    assert found(lk) == [("prompts", "completed", 8)]
+    assert count_by_environment(lk) == [("prompts", "completed", 8)]
     assert lk.sql("SELECT count(*) FROM episodes WHERE env_return IS NULL").item() == 8
     assert lk.sql("SELECT count(*) FROM scores WHERE value IS NOT NULL").item() == 8
 

@@ -24,16 +24,16 @@ def test_the_code_prints_what_the_page_says(
     assert len(blocks) == text.count("```python") == number
     names: dict[str, object] = {}
     for code, expected in blocks:
-        said = StringIO()
-        with redirect_stdout(said):
+        stream = StringIO()
+        with redirect_stdout(stream):
             exec(code, names)
-        assert said.getvalue() == expected
+        assert stream.getvalue() == expected
 
 
 def test_the_estimators_that_need_a_whole_batch_are_named() -> None:
-    whole = [name for name in ESTIMATORS if not ESTIMATORS[name].incremental]
+    whole_estimators = [name for name in ESTIMATORS if not ESTIMATORS[name].incremental]
     (line,) = re.findall(r"\*\*Batch-normalised estimators\*\* \((.*?)\)", PAGE)
-    assert re.findall(r"`(\w+)`", line) == sorted(whole)
+    assert re.findall(r"`(\w+)`", line) == sorted(whole_estimators)
 
 
 def test_the_tests_that_the_page_names_are_there() -> None:

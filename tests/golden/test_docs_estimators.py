@@ -61,10 +61,10 @@ def signs(values: pl.Series) -> list[int | None]:
 
 def line(name: str, values: pl.Series, grpo: list[int | None]) -> str:
     """A row of the page's table."""
-    own = signs(values)
-    counts = [own.count(1), own.count(-1), own.count(0), own.count(None)]
+    own_signs = signs(values)
+    counts = [own_signs.count(1), own_signs.count(-1), own_signs.count(0), own_signs.count(None)]
     extremes = ["-" if a is None else f"{a:.3f}" for a in (values.max(), values.min())]
-    turned = sum(a is not None and a != b for a, b in zip(own, grpo, strict=True))
+    turned = sum(a is not None and a != b for a, b in zip(own_signs, grpo, strict=True))
     return " | ".join([f"| `{name}`", *(f"{count:,}" for count in counts), *extremes, f"{turned:,} |"])
 
 
@@ -90,9 +90,9 @@ def test_the_figures_of_the_text(steps: pl.DataFrame) -> None:
     assert "24 of the 50 groups" in PAGE
     pairs = list(zip(signs(advantages(steps, "gigpo")), signs(advantages(steps, "grpo")), strict=True))
     spoken, turned = (sum(a != b and (b == 0) is silent for a, b in pairs) for silent in (True, False))
-    said = f"GiGPO speaks on {spoken} steps of groups that are silent otherwise"
+    sentence = f"GiGPO speaks on {spoken} steps of groups that are silent otherwise"
     text = " ".join(PAGE.split())
-    assert said in text
+    assert sentence in text
     assert f"and turns the sign of {turned};" in text
 
 
@@ -112,9 +112,9 @@ def test_the_sql_twin_says_the_same_of_real_data(steps: pl.DataFrame, name: str)
     estimator = ESTIMATORS[name](**OPTIONS.get(name, {}))
     connection = duckdb.connect()
     connection.register("stored", steps.to_arrow())
-    found = estimator_relation(connection, estimator, "stored").pl()
-    wanted = estimator.advantages(steps.lazy()).collect()
-    assert_frame_equal(found, wanted, abs_tol=1e-9, rel_tol=1e-9)
+    frame = estimator_relation(connection, estimator, "stored").pl()
+    expected = estimator.advantages(steps.lazy()).collect()
+    assert_frame_equal(frame, expected, abs_tol=1e-9, rel_tol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
@@ -123,8 +123,8 @@ def test_every_estimator_has_a_section_with_its_options_and_its_source(name: str
     section = page if page is FAMILIES[2] else page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     assert re.search(r"arXiv \d{4}\.\d{5}", section), "no source"
     assert f"`{name}`](" in PAGE, "not on the page that says which one when"
-    own = set(ESTIMATORS[name].model_fields) - COMMON
-    for option in {"gigpo_loo": {"revisits"}, "dr_grpo": set()}.get(name, own):
+    options = set(ESTIMATORS[name].model_fields) - COMMON
+    for option in {"gigpo_loo": {"revisits"}, "dr_grpo": set()}.get(name, options):
         assert f"`{option}" in section, f"option {option} is not explained"
     for option in COMMON:
         assert f"**`{option}`**" in PAGE
@@ -137,8 +137,10 @@ def test_every_refusal_is_mentioned() -> None:
 
 def test_the_two_baselines_do_to_long_failures_what_the_page_shows() -> None:
     page = (GUIDES / "gigpo.md").read_text("utf-8").split("### What the baseline does to long failures")[1]
-    ((code, shown),) = re.findall(r"^```python\n(.+?)^```\n\n```text\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
+    ((code, expected_text),) = re.findall(
+        r"^```python\n(.+?)^```\n\n```text\n(.+?)^```", page, re.MULTILINE | re.DOTALL
+    )
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, "gigpo.md", "exec"), {})
-    assert printed.getvalue() == shown
+    assert printed.getvalue() == expected_text

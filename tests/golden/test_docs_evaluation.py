@@ -37,21 +37,21 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 def printed(lk: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each `sh` command of the page printed, or its one line of a fault."""
     model = tmp_path_factory.mktemp("model") / "tiny"
-    found = {}
+    outputs = {}
     for command in (text for kind, text in BLOCKS if kind == "sh"):
         words = [
             str(model) if word == "tiny" and "ope" not in command.split() else word for word in shlex.split(command)
         ]
         done = CliRunner().invoke(trajlake, words[1:], env={"TRAJLAKE_LAKE": lk.uri})
-        found[command] = done.stdout if done.exit_code == 0 else f"trajlake: {done.exception}"
-    return found
+        outputs[command] = done.stdout if done.exit_code == 0 else f"trajlake: {done.exception}"
+    return outputs
 
 
-def alike(one: str, other: str) -> bool:
-    if one == other:
+def alike(first: str, second: str) -> bool:
+    if first == second:
         return True
     try:
-        return math.isclose(float(one), float(other), rel_tol=2e-5)
+        return math.isclose(float(first), float(second), rel_tol=2e-5)
     except ValueError:
         return False
 
@@ -64,11 +64,11 @@ def test_commands_print_what_the_page_shows(printed: dict[str, str]) -> None:
             command = text
         if kind != "text":
             continue
-        left, right = printed[command].strip().splitlines(), text.splitlines()
-        assert len(left) == len(right), printed[command]
-        for one, other in zip(left, right, strict=True):
-            assert len(one.split()) == len(other.split()), (one, other)
-            assert all(alike(a, b) for a, b in zip(one.split(), other.split(), strict=True)), (one, other)
+        lines, right = printed[command].strip().splitlines(), text.splitlines()
+        assert len(lines) == len(right), printed[command]
+        for ours, theirs in zip(lines, right, strict=True):
+            assert len(ours.split()) == len(theirs.split()), (ours, theirs)
+            assert all(alike(a, b) for a, b in zip(ours.split(), theirs.split(), strict=True)), (ours, theirs)
         compared += 1
     assert compared == 2
 
@@ -97,7 +97,7 @@ def test_every_command_line_is_one(line: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_numbers_of_the_prose_are_those_of_the_code() -> None:
-    said = [
+    sentences = [
         f"more than {MAX_MISMATCH} nats per token",
         f"effective sample size of {LEAST_ESS:.0f} and {LEAST_SHARE:.0%}".replace("%", " %"),
         f"`clipped` needs a mean weight of {MIN_MEAN_WEIGHT}",
@@ -105,7 +105,7 @@ def test_the_numbers_of_the_prose_are_those_of_the_code() -> None:
         f"every {COMMIT_SECONDS:.0f} seconds",
         f"while at most {EXACT_TASKS} tasks differ (`exact`), else {SAMPLED_PATTERNS:,} random ones",
     ]
-    for sentence in said:
+    for sentence in sentences:
         assert sentence in PROSE
     assert MIN_SHARED == 0.5
     assert "at least half of the turns" in PROSE
@@ -115,9 +115,9 @@ def test_every_estimator_has_its_row() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .+ \| .*\|$", PAGE.split("| estimator | formula | errs |")[1], re.MULTILINE)
     names = [estimator.name for estimator in all_estimators()]
     assert rows == names
-    shown: list[Any] = next(text.splitlines() for _, text in BLOCKS if text.startswith("estimator "))
-    assert shown[0].split() == ROWS.names()
-    assert [line.split()[0] for line in shown[1:]] == names
+    lines: list[Any] = next(text.splitlines() for _, text in BLOCKS if text.startswith("estimator "))
+    assert lines[0].split() == ROWS.names()
+    assert [line.split()[0] for line in lines[1:]] == names
 
 
 def test_attempts_are_worth_as_many_trials_as_the_page_says(printed: dict[str, str]) -> None:

@@ -24,21 +24,21 @@ COMMANDS = re.findall(r"^\$ (trajlake [^#\n]+)", PAGE, re.MULTILINE)
 def table() -> dict[str, tuple[str, str]]:
     """format -> what a row is, what has no place in it."""
     rows = {}
-    for names, is_a, left in re.findall(r"^\| (`.+?`) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE):
-        first, *others = re.findall(r"`([\w-]+)`", names)
-        for name in (first, *others):
-            rows[first + name if name.startswith("-") else name] = (is_a, left)
+    for names, is_a, losses in re.findall(r"^\| (`.+?`) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE):
+        first, *rest = re.findall(r"`([\w-]+)`", names)
+        for name in (first, *rest):
+            rows[first + name if name.startswith("-") else name] = (is_a, losses)
     return rows
 
 
 @pytest.fixture
 def lk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """The lake `L` of the page: three siblings of which two pay, with all that a lake can hold of them."""
+    """The lake `L` of the page: three siblings, two of them paid, with all that a lake can hold of them."""
 
     def make(folder: Path) -> None:
         import lake
 
-        made = [
+        episodes = [
             EpisodeRecord(
                 task_id="door",
                 rollout_index=index,
@@ -59,7 +59,7 @@ def lk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
             )
             for index in range(3)
         ]
-        lake.open(folder, create=True).append(made, run_id="run")
+        lake.open(folder, create=True).append(episodes, run_id="run")
         done = CliRunner().invoke(trajlake, ["credit", "rloo", "--lake", str(folder)])
         assert done.exit_code == 0, done.output
 
@@ -89,8 +89,8 @@ LEFT = {
 def test_what_the_table_says_has_no_place_is_what_the_manifest_counts(lk: Lake, tmp_path: Path, name: str) -> None:
     """Of a shape that is written as lines and as Parquet the lines; both have one row in the table."""
     manifest = exported(lk, tmp_path / "out", name)
-    said = {ours for words, ours in LEFT.items() if words in table()[name][1]}
-    assert said <= manifest.left_out.keys()
+    losses = {ours for words, ours in LEFT.items() if words in table()[name][1]}
+    assert losses <= manifest.left_out.keys()
 
 
 def test_the_commands_write_what_stands_beside_them(lk: Lake, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ EPISODES = 8
 def commands(block: str) -> list[list[str]]:
     return [
         shlex.split(
-            line.removeprefix("$ ").replace("--episodes-per-step 32", f"--episodes-per-step {EPISODES}"), comments=True
+            line.removeprefix("$ ").replace("episodes_per_step=32", f"episodes_per_step={EPISODES}"), comments=True
         )
         for line in block.splitlines()
     ]
@@ -77,10 +77,10 @@ def test_from_nothing_to_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with engine_server(ModelEngine(tmp_path / "model")) as engine, proxy(engine, tmp_path, *shlex.split(record)) as at:
         Path("L").symlink_to(at.lake)
         play(at, "first")
-        table, shown, _, trained = (done(command) for command in [*look, *credit, *train])
+        table, listing, _, trained = (done(command) for command in [*look, *credit, *train])
         at.end()
     assert re.search(rf"first\s+{EPISODES}\s+", table)
-    assert "rain" in shown
+    assert "rain" in listing
     assert f"{EPISODES} episodes" in trained
     facts = lake.open("L")
     assert facts.sql("SELECT count(*) FROM steps").item() == facts.sql("SELECT count(*) FROM tokens").item() > EPISODES

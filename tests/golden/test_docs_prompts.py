@@ -18,8 +18,8 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
         assert "held out, " in run_in_process(commands, tmp_path)
     lk = lake.open(tmp_path / "L")
     best = (tmp_path / "best.txt").read_text("utf-8").strip()
-    told = lk.sql("SELECT DISTINCT initial_messages FROM episodes WHERE run_id = 'with-best'")["initial_messages"]
-    assert all(best in text for text in told)
+    prompts = lk.sql("SELECT DISTINCT initial_messages FROM episodes WHERE run_id = 'with-best'")["initial_messages"]
+    assert all(best in text for text in prompts)
     splits = lk.sql("SELECT DISTINCT split FROM episodes WHERE run_id LIKE '%held-out%'")["split"].to_list()
     assert splits == ["held_out"]
     runs = lk.sql("SELECT DISTINCT run_id FROM episodes")["run_id"].to_list()

@@ -34,9 +34,9 @@ def test_the_programs_record_what_the_query_shows(name: str, tmp_path: Path, mon
             if isinstance(value, openai.OpenAI):
                 value.close()
     (block,) = re.findall(r"^```console\n\$ trajlake (sql.+?)^```$", page, re.MULTILINE | re.DOTALL)
-    command, _, shown = block.partition("\n")
+    command, _, printed = block.partition("\n")
     done = CliRunner().invoke(trajlake, shlex.split(command))
-    assert done.output.split() == shown.split()
+    assert done.output.split() == printed.split()
 
 
 def test_the_program_of_a_rollout_worker_records_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,11 +46,11 @@ def test_the_program_of_a_rollout_worker_records_its_tokens(tmp_path: Path, monk
     program, of_eval_protocol = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
     exec(compile(program, "rollout-workers.md", "exec"), {})
     compile(of_eval_protocol, "rollout-workers.md", "exec")
-    found = lake.open("L").sql(
+    rows = lake.open("L").sql(
         "SELECT task_id, policy, terminated, action, value_estimate, context_ids, action_ids FROM episodes "
         "JOIN steps USING (episode_id) JOIN tokens USING (episode_id, step_index) ORDER BY task_id"
     )
-    assert found.rows() == [(task, "tiny", True, "Paris", 0.75, [5, 6, 7], [9]) for task in ("France", "Spain")]
+    assert rows.rows() == [(task, "tiny", True, "Paris", 0.75, [5, 6, 7], [9]) for task in ("France", "Spain")]
 
 
 RL_CONFIG = (

@@ -30,9 +30,9 @@ def run(line: str, lk: Lake) -> str:
     places = {"L": lk.uri, "gpt-4o-airline.json": str(shared_data("tau_bench", "gpt-4o-airline.json"))}
     words = [places.get(word, word) for word in shlex.split(line)[1:]]
     words = [str(CHECKOUT / word) if word.startswith("examples/") else word for word in words]
-    found = CliRunner().invoke(trajlake, words, catch_exceptions=False)
-    assert found.exit_code == 0, found.stderr
-    return found.stdout
+    command = CliRunner().invoke(trajlake, words, catch_exceptions=False)
+    assert command.exit_code == 0, command.stderr
+    return command.stdout
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def test_the_page_shows_the_examples_as_they_are() -> None:
 def test_an_answer_of_the_page_is_the_answer_of_the_lake(lk: Lake, number: int) -> None:
     query, expected = PAIRS[number]
     assert len(PAIRS) == PAGE.count("```sql") == 3
-    found = run(f"trajlake sql --lake L {shlex.quote(query)}", lk)
-    assert "\n".join(line.rstrip() for line in found.rstrip().splitlines()) == expected
+    counted = run(f"trajlake sql --lake L {shlex.quote(query)}", lk)
+    assert "\n".join(line.rstrip() for line in counted.rstrip().splitlines()) == expected
 
 
 def test_no_example_fails_and_every_step_output_finds_its_step(lk: Lake) -> None:
@@ -94,9 +94,9 @@ def test_scores_and_step_rewards_become_credit(lk: Lake) -> None:
     tools = "trajlake score examples/rewards/tools_worked.py:tools_worked --default-step-reward 0 --name tools --lake L"
     assert "2454 steps" in run(tools, lk)
     assert "26 live" in run("trajlake credit gigpo --rewards tools --lake L", lk)
-    told = run("trajlake credit grpo --score shortest --lake L", lk)
-    assert "35 live" in told
-    assert "50 groups" in told
+    report = run("trajlake credit grpo --score shortest --lake L", lk)
+    assert "35 live" in report
+    assert "50 groups" in report
 
 
 def test_the_judge_compares_siblings_over_the_network(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +117,8 @@ def test_the_judge_compares_siblings_over_the_network(lk: Lake, monkeypatch: pyt
 
 
 def test_the_page_names_every_argument_and_the_defaults() -> None:
-    told = set(re.findall(r"`(\w+)`", PAGE))
-    assert set(ARGUMENTS) <= told
+    names = set(re.findall(r"`(\w+)`", PAGE))
+    assert set(ARGUMENTS) <= names
     config = ScoreConfig()
     words = " ".join(PAGE.split())
     assert f"every {config.commit_seconds:g} seconds or {config.commit_episodes:,} episodes" in words

@@ -46,9 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("number", range(len(PAIRS)))
 def test_an_answer_of_the_page_is_the_answer_of_the_lake(folder: Path, number: int) -> None:
     query, expected = PAIRS[number]
-    found = CliRunner().invoke(trajlake, ["sql", query, "--lake", str(folder / "L")], catch_exceptions=False)
-    assert found.exit_code == 0
-    assert "\n".join(line.rstrip() for line in found.stdout.rstrip().splitlines()) == expected
+    command = CliRunner().invoke(trajlake, ["sql", query, "--lake", str(folder / "L")], catch_exceptions=False)
+    assert command.exit_code == 0
+    assert "\n".join(line.rstrip() for line in command.stdout.rstrip().splitlines()) == expected
 
 
 def test_the_python_of_the_page_runs(
@@ -90,8 +90,8 @@ def test_the_table_of_keys_is_complete() -> None:
     table = PAGE.split("| key | meaning |")[1].split("Rows are written")[0]
     keys = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
     fields = set(RewardDefinition.model_fields) - {"name"}
-    parts = set(RewardDefinition.model_fields["components"].annotation.__args__[0].model_fields) - {"scorer"}  # type: ignore[union-attr]
-    assert keys == fields | parts
+    component_fields = set(RewardDefinition.model_fields["components"].annotation.__args__[0].model_fields) - {"scorer"}  # type: ignore[union-attr]
+    assert keys == fields | component_fields
 
 
 def test_the_functions_of_the_page_are_those_that_may_be_used() -> None:

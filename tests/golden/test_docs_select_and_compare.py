@@ -38,7 +38,7 @@ def printed(lk: Lake) -> list[tuple[str, str, str]]:
     jobs: dict[str, str] = {}
     for name, omega in (("GIGPO", 1.0), ("GRPO", 0.0)):
         jobs[name] = ids.to_text(run_credit(lk, GiGPO(step_source="terminal_score", omega=omega)).job_id)
-    found = []
+    blocks = []
     for command in commands():
         if "PAIRS" in command and "PAIRS" not in jobs:
             pairs = GiGPO(step_source="terminal_score", omega=0.0)
@@ -46,15 +46,15 @@ def printed(lk: Lake) -> list[tuple[str, str, str]]:
         words = [jobs.get(word, word) for word in shlex.split(command)]
         done = CliRunner().invoke(trajlake, [*words[1:], "--lake", str(Path(lk.uri))], catch_exceptions=False)
         assert done.exit_code == 0, done.stderr
-        found.append((command, done.stdout, done.stderr))
-    return found
+        blocks.append((command, done.stdout, done.stderr))
+    return blocks
 
 
 def commands() -> list[str]:
     return [text for kind, text in BLOCKS if kind == "sh"]
 
 
-def shown() -> Iterator[tuple[int, str]]:
+def iterate_outputs() -> Iterator[tuple[int, str]]:
     """(number of the command, what the page shows of its output)."""
     number = -1
     for kind, text in BLOCKS:
@@ -63,30 +63,30 @@ def shown() -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def alike(one: str, other: str) -> bool:
+def alike(first: str, second: str) -> bool:
     """Equal words; numbers to the digits that are printed, and sums that should be 0 to rounding."""
-    if one == other:
+    if first == second:
         return True
     try:
-        return math.isclose(float(one), float(other), rel_tol=2e-5, abs_tol=1e-12)
+        return math.isclose(float(first), float(second), rel_tol=2e-5, abs_tol=1e-12)
     except ValueError:
         return False
 
 
-@pytest.mark.parametrize("position", range(len(list(shown()))))
+@pytest.mark.parametrize("position", range(len(list(iterate_outputs()))))
 def test_a_command_prints_what_the_page_shows(printed: list[tuple[str, str, str]], position: int) -> None:
-    number, expected = list(shown())[position]
-    command, found, _ = printed[number]
-    left, right = found.strip().splitlines(), expected.splitlines()
-    assert len(left) == len(right), command
-    for one, other in zip(left, right, strict=True):
-        words = [re.split(r"[\s,]+", line.strip()) for line in (one, other)]
-        assert len(words[0]) == len(words[1]), (one, other)
-        assert all(alike(a, b) for a, b in zip(*words, strict=True)), (one, other)
+    number, expected = list(iterate_outputs())[position]
+    command, stdout, _ = printed[number]
+    lines, right = stdout.strip().splitlines(), expected.splitlines()
+    assert len(lines) == len(right), command
+    for ours, theirs in zip(lines, right, strict=True):
+        words = [re.split(r"[\s,]+", line.strip()) for line in (ours, theirs)]
+        assert len(words[0]) == len(words[1]), (ours, theirs)
+        assert all(alike(a, b) for a, b in zip(*words, strict=True)), (ours, theirs)
 
 
 def test_nearly_every_command_of_the_page_shows_its_output() -> None:
-    silent = set(range(len(commands()))) - {number for number, _ in shown()}
+    silent = set(range(len(commands()))) - {number for number, _ in iterate_outputs()}
     assert [commands()[number].split()[1] for number in silent] == ["group"], "forty rows of a draw each"
     assert len(commands()) == 11
 
@@ -113,19 +113,19 @@ def test_the_defaults_of_the_tables_are_those_of_the_code() -> None:
         cls = FILTERS.get(kind) or STEPS.get(kind)
         if cls is None:
             continue
-        for option, told in re.findall(r"`(\w+)` \(([^)]+)\)", options):
+        for option, words in re.findall(r"`(\w+)` \(([^)]+)\)", options):
             default = cls.model_fields[option].default
             values = (
                 [str(part) for part in default]
                 if isinstance(default, tuple)
                 else [f"{default:g}" if isinstance(default, (int, float)) else default]
             )
-            assert [word.strip(" `") for word in told.split(",")] == values, (kind, option)
+            assert [word.strip(" `") for word in words.split(",")] == values, (kind, option)
 
 
 def test_the_file_of_the_page_is_a_selection() -> None:
     import tomllib
 
     (text,) = re.findall(r"```toml\n(.+?)\n```", PAGE, re.DOTALL)
-    chosen = validate(Selection, tomllib.loads(text)["select"], "select: ")
-    assert [part.kind for part in chosen.filters] == ["status", "combined"]
+    selection = validate(Selection, tomllib.loads(text)["select"], "select: ")
+    assert [part.kind for part in selection.filters] == ["status", "combined"]

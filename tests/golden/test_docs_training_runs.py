@@ -21,7 +21,7 @@ def test_the_file_has_two_stages() -> None:
 
 
 def test_the_defaults_of_alarms_are_told() -> None:
-    told = {name for name in AlarmConfig.model_fields if f"`alarms.{name}`" in PAGE}
-    assert told == set(AlarmConfig.model_fields)
+    fields = {name for name in AlarmConfig.model_fields if f"`alarms.{name}`" in PAGE}
+    assert fields == set(AlarmConfig.model_fields)
     table = PAGE[PAGE.index("| alarm |") : PAGE.index("## Doing a run again")]
     assert all(str(field.default) in table for field in AlarmConfig.model_fields.values())

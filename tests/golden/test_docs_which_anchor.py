@@ -84,18 +84,18 @@ def test_the_worked_example_is_what_is_printed(
     Path("game.jsonl").write_bytes(game.stdout)
     cli = runner(monkeypatch, capsys)
     assert cli("ingest", "game.jsonl", "--lake", "L").code == 0
-    told = [" ".join(line.split()) for line in cli("anchors", "--lake", "L").out.splitlines()]
+    lines = [" ".join(line.split()) for line in cli("anchors", "--lake", "L").out.splitlines()]
     largest, advice = printed("largest"), printed("advice")
-    assert told[2 : 2 + len(largest)] == largest
-    assert told[-len(advice) :] == advice
+    assert lines[2 : 2 + len(largest)] == largest
+    assert lines[-len(advice) :] == advice
 
 
 @pytest.mark.parametrize("name", ["tau-bench", "house", "house with a counter"])
 def test_the_table_is_what_is_measured(name: str, request: pytest.FixtureRequest) -> None:
     table, definitions = section(name)
     lk = request.getfixturevalue("tau" if name == "tau-bench" else "house")
-    found = measured(lk, definitions, with_counter if "counter" in name else lambda steps: steps)
-    expected = {row["anchors"]: cells(row) for row in found.iter_rows(named=True)}
+    frame = measured(lk, definitions, with_counter if "counter" in name else lambda steps: steps)
+    expected = {row["anchors"]: cells(row) for row in frame.iter_rows(named=True)}
     printed = "\n".join(f"| {' | '.join([label, *row])} |" for label, row in expected.items())
     assert table == expected, f"the page should say:\n{printed}"
 
@@ -116,8 +116,8 @@ def test_the_sentences_about_tau_bench(tau: Lake) -> None:
         "2,454 steps",
         "92 answers are the empty text and 27 are `[]`",
     ]
-    for said in said_there:
-        assert said in PAGE
+    for fragment in said_there:
+        assert fragment in PAGE
     (shared,) = tau.sql(
         """
         SELECT count(*) AS states, count(*) FILTER (by_tool) AS of_tools, sum(n) / 2454 AS share FROM (
@@ -134,12 +134,12 @@ def test_what_is_said_after_the_job(tau: Lake) -> None:
     report = run_credit(tau, GiGPO(step_source="terminal_score"))
     groups = tau.scan("credit_groups").filter(pl.col("job_id") == report.job_id)
     warnings = diagnose(groups).warnings()
-    told = " ".join(warning for warning in warnings if "trajlake anchors" in warning)
+    warning_text = " ".join(warning for warning in warnings if "trajlake anchors" in warning)
     text = " ".join(PAGE.split())
-    for said in ("62% of the steps", "48 of the 910 steps", "98 of the 910 steps"):
-        assert said in told
-    for said in ("62 % of the steps", "that 48 of the 910 steps", "and 98 at empty states"):
-        assert said in text
+    for fragment in ("62% of the steps", "48 of the 910 steps", "98 of the 910 steps"):
+        assert fragment in warning_text
+    for fragment in ("62 % of the steps", "that 48 of the 910 steps", "and 98 at empty states"):
+        assert fragment in text
     query = PAGE.split("```sql\n", 1)[1].split("```", 1)[0]
     rows = tau.sql(query)
     assert rows.height == 10
@@ -180,12 +180,12 @@ def test_the_checks_of_the_page_are_the_checks() -> None:
         name: getattr(config, name) for name in {finding.check for finding in FINDINGS.values()}
     }
     for name, finding in FINDINGS.items():
-        assert any(check == finding.check and f"`{name}`" in told for check, _, told in rows)
+        assert any(check == finding.check and f"`{name}`" in detail for check, _, detail in rows)
 
 
 def test_the_figures_of_the_page_are_columns_of_the_measurement(house: Lake) -> None:
     table, definitions = section("house")
-    found = measured(house, {label: definitions[label] for label in list(table)[:1]}, lambda steps: steps)
+    frame = measured(house, {label: definitions[label] for label in list(table)[:1]}, lambda steps: steps)
     described = set(re.findall(r"`(\w+)`", PAGE.split("| column |", 1)[1].split("No single figure", 1)[0]))
-    assert set(found.columns) - {"anchors", "steps", "seconds"} == described
-    assert json.loads(found.write_json())[0]["anchors"] == "exact text"
+    assert set(frame.columns) - {"anchors", "steps", "seconds"} == described
+    assert json.loads(frame.write_json())[0]["anchors"] == "exact text"

@@ -23,15 +23,15 @@ EXPECTED = json.loads(Path(FOLDER, "expected.json").read_text("utf-8"))
 
 def identities(path: Path, name: str) -> list[list[int] | None]:
     """episode_id, group_id and content_hash of every record of a file, in order; None of one with a key twice."""
-    found: list[list[int] | None] = []
+    identities: list[list[int] | None] = []
     for item in FORMATS[name].read(path):
         if isinstance(item, Reject):
             assert "twice" in item.message
-            found.append(None)
+            identities.append(None)
             continue
         identity = identify(item[1], "run")
-        found.append([identity.episode_id, identity.group_id, identity.content_hash])
-    return found
+        identities.append([identity.episode_id, identity.group_id, identity.content_hash])
+    return identities
 
 
 @pytest.mark.parametrize("window", [1, 300, 1 << 21])
@@ -43,9 +43,9 @@ def test_a_lake_written_before_knows_its_records_again(file: str, window: int, m
 
 
 def test_the_real_file_is_known_again() -> None:
-    found = identities(shared_data("tau_bench", "gpt-4o-airline.json"), "tau_bench")
-    assert found[0] == [6340427704791535343, 1964013628352818867, 9218588769644487829]
-    digest = hashlib.sha256(json.dumps([tuple(row) for row in found]).encode()).hexdigest()
+    actual = identities(shared_data("tau_bench", "gpt-4o-airline.json"), "tau_bench")
+    assert actual[0] == [6340427704791535343, 1964013628352818867, 9218588769644487829]
+    digest = hashlib.sha256(json.dumps([tuple(row) for row in actual]).encode()).hexdigest()
     assert digest == "17df0cafa91d6193e452fd1f90aa05279538128d65e477f46778a08c61892b4a"
 
 

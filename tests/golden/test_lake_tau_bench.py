@@ -52,11 +52,11 @@ def test_the_batch_size_changes_nothing(lk: Lake, file: Path, tmp_path: Path, ba
     part = tmp_path / file.name
     rows = json.loads(file.read_text("utf-8"))[: 40 if batch_size == 1 else 200]
     part.write_text(json.dumps(rows), "utf-8")
-    other = lake.open(tmp_path / "lake", create=True)
-    assert counts(ingest(other, part, batch_size=batch_size))[0] == len(rows)
-    found, whole = contents(other.snapshot()), contents(lk.snapshot())
-    mine = found["episodes"].select("episode_id")
-    assert_same(found, {name: whole[name].join(mine, on="episode_id", how="semi") for name in ("episodes", "steps")})
+    reopened = lake.open(tmp_path / "lake", create=True)
+    assert counts(ingest(reopened, part, batch_size=batch_size))[0] == len(rows)
+    again, expected = contents(reopened.snapshot()), contents(lk.snapshot())
+    mine = again["episodes"].select("episode_id")
+    assert_same(again, {name: expected[name].join(mine, on="episode_id", how="semi") for name in ("episodes", "steps")})
 
 
 def test_groups_are_tasks_with_four_trials(lk: Lake) -> None:

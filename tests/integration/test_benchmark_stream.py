@@ -23,7 +23,7 @@ def test_it_prints_its_table_and_counts_aborted_exits() -> None:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """Three rows of 3, 2 and 4 tokens, of which 1, 1 and 2 are an action's."""
+    """Three rows of 3, 2 and 4 tokens, 1, 1 and 2 of them an action's."""
     path = tmp_path / "rows.npz"
     np.savez(
         path,

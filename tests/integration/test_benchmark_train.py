@@ -72,10 +72,10 @@ def test_the_gpu_script_measures_on_a_cpu(benchmark: Any) -> None:
 
 def test_the_gpu_script_measures_a_policy_gradient(benchmark: Any) -> None:
     options = Namespace(device="cpu", tokens=512, micro_batches=1, steps=1, recompute=True, memory_limit=0.0)
-    found = benchmark("gpu_train").run_ours(options, "tiny", "dapo")
-    assert found["tokens"] == sum(benchmark("gpu_train").make_episodes(512, 512).lengths_E)
-    assert found["seconds"] > 0
-    assert found["micro"] == 1
+    figures = benchmark("gpu_train").run_ours(options, "tiny", "dapo")
+    assert figures["tokens"] == sum(benchmark("gpu_train").make_episodes(512, 512).lengths_E)
+    assert figures["seconds"] > 0
+    assert figures["micro"] == 1
 
 
 @pytest.mark.slow
@@ -117,9 +117,9 @@ def test_both_sides_of_the_gpu_script_get_the_same_tokens(benchmark: Any) -> Non
 def test_rows_per_turn_train_each_token_once(benchmark: Any) -> None:
     script = benchmark("gpu_train")
     episodes = script.make_episodes(6_000, 512)
-    whole, turns = (script.make_rows(episodes, per_turn=per_turn) for per_turn in (False, True))
-    assert len(turns) == script.TURNS * len(whole)
-    for number, row in enumerate(whole):
+    episode_rows, turns = (script.make_rows(episodes, per_turn=per_turn) for per_turn in (False, True))
+    assert len(turns) == script.TURNS * len(episode_rows)
+    for number, row in enumerate(episode_rows):
         mine = turns[script.TURNS * number : script.TURNS * (number + 1)]
         assert all(part["input_ids"] == row["input_ids"][: len(part["input_ids"])] for part in mine)
         stacked = np.full((len(mine), len(row["labels"])), -100)
@@ -150,7 +150,7 @@ def test_the_rows_of_a_peer_have_our_gradient(exported: Any, benchmark: Any, kin
     """The mean over trained tokens, by transformers' own forward pass over one row after the other."""
     from transformers import AutoModelForCausalLM
 
-    folder, workload, told = exported
+    folder, workload, line = exported
     rows = benchmark("peer_trl").Rows(folder / f"{kind}.safetensors")
     assert rows.steps == [workload.episodes * (workload.turns if kind == "turn" else 1)] * 2
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
@@ -161,7 +161,7 @@ def test_the_rows_of_a_peer_have_our_gradient(exported: Any, benchmark: Any, kin
         logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
         loss = loss - logprobs[trained[1:].bool()].sum() / total
     torch.autograd.backward(loss)
-    assert loss.item() == pytest.approx(told["losses"]["sft"], rel=1e-5)
+    assert loss.item() == pytest.approx(line["losses"]["sft"], rel=1e-5)
     ours = load_file(folder / "ours_sft.safetensors")
     assert ours.keys() == {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
@@ -171,34 +171,34 @@ def test_the_rows_of_a_peer_have_our_gradient(exported: Any, benchmark: Any, kin
 def test_every_token_of_the_lake_is_in_the_rows(exported: Any, benchmark: Any) -> None:
     import lake
 
-    folder, _, told = exported
+    folder, _, line = exported
     rows = benchmark("peer_trl").Rows(folder / "sequence.safetensors")
     counted = lake.open(folder / "lake").sql("SELECT sum(n_context + n_action), sum(n_action) FROM tokens").row(0)
     assert (sum(rows.lengths), int(rows.tensors["trained"].sum())) == tuple(map(int, counted))
-    assert told["tokens"] == sum(rows.lengths)
+    assert line["tokens"] == sum(rows.lengths)
 
 
 def test_the_batch_for_the_policy_gradient_marks_the_same_tokens(exported: Any, benchmark: Any) -> None:
     folder, workload, _ = exported
     peer = benchmark("peer_trl")
     rows = peer.Rows(folder / "sequence.safetensors")
-    found = peer._grpo_inputs(rows)
-    assert found["prompt_ids"].shape == (workload.episodes, 1)
+    inputs = peer._grpo_inputs(rows)
+    assert inputs["prompt_ids"].shape == (workload.episodes, 1)
     for number, (ids, trained) in enumerate(zip(rows.split("ids", 3), rows.split("trained", 3), strict=True)):
-        assert found["completion_ids"][number, : len(ids) - 1].tolist() == ids[1:].tolist()
-        assert found["tool_mask"][number, : len(ids) - 1].tolist() == trained[1:].tolist()
-        assert found["completion_mask"][number].sum() == len(ids) - 1
-        carried = found["advantages"][number] != 0
-        assert carried.tolist() == found["tool_mask"][number].bool().tolist()
-    assert found["num_items_in_batch"] == found["tool_mask"].sum()
+        assert inputs["completion_ids"][number, : len(ids) - 1].tolist() == ids[1:].tolist()
+        assert inputs["tool_mask"][number, : len(ids) - 1].tolist() == trained[1:].tolist()
+        assert inputs["completion_mask"][number].sum() == len(ids) - 1
+        carried = inputs["advantages"][number] != 0
+        assert carried.tolist() == inputs["tool_mask"][number].bool().tolist()
+    assert inputs["num_items_in_batch"] == inputs["tool_mask"].sum()
 
 
 def test_our_side_trains_every_step(exported: Any, benchmark: Any) -> None:
-    folder, workload, told = exported
-    found = benchmark("bench_train").run_ours(folder, workload)
-    assert len(found["wall"]) == len(found["cpu"]) == 2
-    assert min(found["wall"]) > 0
-    assert found["loss"] == pytest.approx(told["losses"]["sft"], rel=0.1)
+    folder, workload, line = exported
+    figures = benchmark("bench_train").run_ours(folder, workload)
+    assert len(figures["wall"]) == len(figures["cpu"]) == 2
+    assert min(figures["wall"]) > 0
+    assert figures["loss"] == pytest.approx(line["losses"]["sft"], rel=0.1)
 
 
 # ---------------------------------------------------------------- peers

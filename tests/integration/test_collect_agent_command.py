@@ -31,12 +31,12 @@ def test_an_agent_of_a_file_plays_two_rounds_of_prompts(tmp_path: Path, monkeypa
     options = ["--lake", tmp_path / "L", "--agent", tmp_path / "agent.py:agent", "--prompts", tmp_path / "tasks.jsonl"]
     options += ["--groups", "2", "--group-size", "3", "--rounds", "2", "--run", "r"]
     with engine_server() as engine:
-        done = trajlake("collect", *options, "--engine", engine.url, "--top-k", "5")
+        done = trajlake("collect", *options, "--engine", engine.url, "--set", "player.sampling.top_k=5")
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("cannot be part of") == 2, done.stderr
         assert len(engine.calls) == 12
         assert {(call.body["temperature"], call.body["top_k"]) for call in engine.calls} == {(1.0, 5)}
-        again = trajlake("collect", *options, "--engine", engine.url, "--top-k", "5")
+        again = trajlake("collect", *options, "--engine", engine.url, "--set", "player.sampling.top_k=5")
         assert "has its 2 rounds already" in again.stdout
         assert len(engine.calls) == 12
     found = lake.open(str(tmp_path / "L")).sql(
@@ -54,7 +54,8 @@ def test_a_taskset_of_verifiers_brings_its_tasks_along(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     python = environment("verifiers", ("install", "--no-compile", "verifiers==0.4.0"), shares=False)
     agent = f"verifiers:{TESTS / 'testkit' / 'sum_tasks.py'}?take=3"
-    options = ["--lake", tmp_path / "L", "--agent", agent, "--agent-python", python, "--group-size", "2"]
+    options = ["--lake", tmp_path / "L", "--agent", agent, "--group-size", "2"]
+    options += ["--set", f"player.agent_python={python}"]
     with engine_server() as engine:
         done = trajlake("collect", *options, "--engine", engine.url, "--groups", "3")
         assert done.returncode == 0, done.stderr
@@ -67,7 +68,7 @@ def test_a_taskset_of_verifiers_brings_its_tasks_along(tmp_path: Path, monkeypat
     [
         (("--agent", "agent.py:agent"), "--agent needs --engine"),
         (
-            ("--agent", "agent.py:agent", "--engine", "http://127.0.0.1:1", "--tokens-per-second", "9"),
+            ("--agent", "agent.py:agent", "--engine", "http://127.0.0.1:1", "--set", "player.tokens_per_second=9"),
             "limits of requests and tokens",
         ),
         (("--env", "house", "--executor", "ray"), "pass --engine URL, or --model FOLDER"),

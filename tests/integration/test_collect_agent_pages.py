@@ -1,6 +1,6 @@
 """The programs of docs/guides/collect/agents.md, unchanged: every call is a step of the right rollout.
 
-The engine is the small conforming one. Frameworks are installed once per machine in environments of their own, which
+The engine is the small conforming one. Frameworks are installed once per machine in their own environments, which
 takes minutes (`make test-slow`), but for openai and LangGraph, which the tests have.
 """
 

@@ -1,6 +1,6 @@
 """Agents as functions before the recording proxy: each call is a step of its rollout, what they return is its end.
 
-The engine is the small conforming one; proxies are processes of their own.
+The engine is the small conforming one; proxies are their own processes.
 """
 
 import json
@@ -59,8 +59,10 @@ def blocking(task: Task, client: Client) -> float:
     with client.openai() as api:
 
         def ask(messages: list[Any]) -> Any:
-            made = api.chat.completions.create(model=client.model, messages=messages, tools=[LOOK], **client.sampling)
-            return made.choices[0].message
+            completion = api.chat.completions.create(
+                model=client.model, messages=messages, tools=[LOOK], **client.sampling
+            )
+            return completion.choices[0].message
 
         return reward_of(task, turns(task, ask))
 
@@ -69,10 +71,10 @@ async def asynchronous(task: Task, client: Client) -> Result:
     messages: list[Any] = list(task.messages)
     async with client.async_openai() as api:
         while True:
-            made = await api.chat.completions.create(
+            completion = await api.chat.completions.create(
                 model=client.model, messages=messages, tools=[LOOK], **client.sampling
             )
-            message = made.choices[0].message
+            message = completion.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
                 return Result(reward=reward_of(task, str(message.content)), messages=messages)

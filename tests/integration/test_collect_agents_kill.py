@@ -1,6 +1,6 @@
 """Collecting with an agent, killed with -9 at moments drawn at random: nothing that had ended is lost or there twice.
 
-The endpoint is deterministic, so what a killed run that goes on has in the lake is what an undisturbed one has.
+The endpoint is deterministic, so what a killed run that continues has in the lake is what an undisturbed one has.
 """
 
 import random
@@ -55,12 +55,12 @@ def content(folder: Path) -> list[tuple[Any, ...]]:
 
 def proxies(folder: Path) -> list[psutil.Process]:
     """Those that record into a folder."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
         if "record" in words and str(folder / "lake") in words and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 def kill_after(folder: Path, engine: Engine, count: int, calls: int) -> None:
@@ -90,7 +90,7 @@ def killed(process: Forked, folder: Path) -> None:
 
 @pytest.mark.parametrize(("kills", "count"), [(1, 8), pytest.param(20, 32, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int, count: int, tmp_path: Path) -> None:
-    """What had ended is delivered before the lake is asked what is there, and is not played again."""
+    """What had ended is delivered before the lake is asked its contents, and is not played again."""
     drawn = random.Random(kills)
     with engine_server(Deterministic()) as engine:
         started(tmp_path / "undisturbed", engine, count).finish()
@@ -99,9 +99,9 @@ def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int
         for _ in range(kills - 1):
             kill_after(tmp_path / "killed", engine, count, drawn.randrange(1, 3 * count))
         before = len(engine.calls)
-        there = int(re.findall(r"settled (\d+)", started(tmp_path / "killed", engine, count).finish())[0])
-        assert len(engine.calls) - before == 3 * (count - there)
-    assert there
+        settled = int(re.findall(r"settled (\d+)", started(tmp_path / "killed", engine, count).finish())[0])
+        assert len(engine.calls) - before == 3 * (count - settled)
+    assert settled
     assert content(tmp_path / "killed") == content(tmp_path / "undisturbed")
     rejected = lake.open(str(tmp_path / "killed" / "lake")).sql("SELECT count(*) FROM rejects").rows()
     assert rejected == [(0,)]
@@ -109,24 +109,26 @@ def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int
 
 def collected(folder: Path, engine: Engine, running: Sequence[Command], deaths: int) -> CollectionReport:
     """A round of 4 x 2 rollouts in this process; the agents kill their proxy, one of `running`, so many times."""
-    left, turn = [deaths], threading.Lock()
+    kills_left, turn = [deaths], threading.Lock()
 
     def agent(task: Task, client: Client) -> float:
         with turn:
-            if left[0] and running[-1].poll() is None:
-                left[0] -= 1
+            if kills_left[0] and running[-1].poll() is None:
+                kills_left[0] -= 1
                 running[-1].kill()
         with client.openai() as api:
-            said: Any = [{"role": "user", "content": f"task {task.seed}"}]
-            api.chat.completions.create(model=client.model, messages=said, **client.sampling)
+            messages: Any = [{"role": "user", "content": f"task {task.seed}"}]
+            api.chat.completions.create(model=client.model, messages=messages, **client.sampling)
         return 1.0
 
-    what = Collection(
+    collection = Collection(
         run_settings=RunSettings(run="r", groups=4, group_size=2), limits=RolloutLimits(parallel=2), rounds=1
     )
     playing = player(agent, [engine.url], folder)
     lk = lake.open(folder / "lake", create=True)
-    return collect(lk, playing, tasks.list_seed_tasks(0, 4), what, say=lambda line: None, progress=lambda line: None)
+    return collect(
+        lk, playing, tasks.list_seed_tasks(0, 4), collection, say=lambda line: None, progress=lambda line: None
+    )
 
 
 def jobs(folder: Path) -> list[tuple[Any, ...]]:

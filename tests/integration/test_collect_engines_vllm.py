@@ -1,6 +1,6 @@
 """A real vLLM, over both of its routes, against transformers: the same tokens, the same numbers, the right version.
 
-vLLM is installed once per machine in an environment of its own (3.4 GB); `make test-slow`.
+vLLM is installed once per machine in its own environment (3.4 GB); `make test-slow`.
 """
 
 import asyncio
@@ -60,14 +60,14 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def run(server: Vllm, do: Callable[[VllmEngine], Awaitable[Any]]) -> Any:
-    async def whole() -> Any:
+    async def open_and_run() -> Any:
         engine = VllmEngine(server.base)
         try:
             return await do(engine)
         finally:
             await engine.close()
 
-    return asyncio.run(whole())
+    return asyncio.run(open_and_run())
 
 
 def asking(**fields: Any) -> Request:
@@ -85,8 +85,8 @@ def truth(folder: Path, ids: Sequence[int], temperature: float = 1.0) -> list[fl
     return [float(value) for value in logprobs.gather(1, torch.tensor(ids)[1:, None])[:, 0]]
 
 
-def furthest(found: Sequence[float], wanted: Sequence[float]) -> float:
-    return max(abs(one - other) for one, other in zip(found, wanted, strict=True))
+def furthest(logprobs: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(ours - theirs) for ours, theirs in zip(logprobs, expected, strict=True))
 
 
 def test_it_says_what_it_is(server: Vllm, models: list[Path]) -> None:
@@ -106,21 +106,21 @@ def test_tokens_and_log_probabilities_are_those_of_the_model(
         sampling = Sampling(max_tokens=200, temperature=temperature)
         return await engine.generate(asking(sampling=sampling, samples=3))
 
-    found = run(server, play)
-    assert len({tuple(one.ids) for one in found}) == 3
-    for one in found:
-        wanted = truth(models[0], [*PROMPT, *one.ids], temperature)[len(PROMPT) - 1 :]
-        assert furthest(one.logprobs, wanted) < CLOSE
-        assert one.versions == [(1, 0, len(one.ids) - 1)]
-        assert one.finish_reason == ("length" if len(one.ids) == 200 else "stop")
+    generations = run(server, play)
+    assert len({tuple(generation.ids) for generation in generations}) == 3
+    for generation in generations:
+        expected = truth(models[0], [*PROMPT, *generation.ids], temperature)[len(PROMPT) - 1 :]
+        assert furthest(generation.logprobs, expected) < CLOSE
+        assert generation.versions == [(1, 0, len(generation.ids) - 1)]
+        assert generation.finish_reason == ("length" if len(generation.ids) == 200 else "stop")
 
 
 def test_both_routes_sample_the_same(server: Vllm, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = run(server, lambda engine: engine.generate(asking(samples=2)))
+    first = run(server, lambda engine: engine.generate(asking(samples=2)))
     monkeypatch.setattr("pipelines.collect.engines.vllm.GENERATE", "/no/such/route")
-    other = run(server, lambda engine: engine.generate(asking(samples=2)))
-    assert [each.ids for each in one] == [each.ids for each in other]
-    assert [each.logprobs for each in one] == [each.logprobs for each in other]
+    second = run(server, lambda engine: engine.generate(asking(samples=2)))
+    assert [each.ids for each in first] == [each.ids for each in second]
+    assert [each.logprobs for each in first] == [each.logprobs for each in second]
 
 
 def test_given_tokens_have_the_log_probabilities_of_the_model(server: Vllm, models: list[Path]) -> None:
@@ -135,11 +135,13 @@ def test_an_answer_is_held_to_a_schema(server: Vllm, models: list[Path], route: 
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(models[0])
-    (found,) = run(server, lambda engine: engine.generate(asking(schema=SCHEMA, sampling=Sampling(max_tokens=1500))))
-    assert found.finish_reason == "stop"
-    assert isinstance(json.loads(tokenizer.decode(found.ids, skip_special_tokens=True))["a"], int)
-    assert found.constrained == [True] * len(found.ids)
-    assert 0.0 in found.logprobs  # what the grammar left no choice about
+    (generation,) = run(
+        server, lambda engine: engine.generate(asking(schema=SCHEMA, sampling=Sampling(max_tokens=1500)))
+    )
+    assert generation.finish_reason == "stop"
+    assert isinstance(json.loads(tokenizer.decode(generation.ids, skip_special_tokens=True))["a"], int)
+    assert generation.constrained == [True] * len(generation.ids)
+    assert 0.0 in generation.logprobs  # what the grammar left no choice about
 
 
 def test_texts_and_tokens_end_an_answer(server: Vllm, models: list[Path], route: str) -> None:
@@ -165,7 +167,7 @@ def counted(server: Vllm, name: str) -> float:
 
 
 def test_under_load_every_token_is_of_the_weights_that_its_version_says(server: Vllm, models: list[Path]) -> None:
-    """Calls go on through pushes, and what they sample then is what the new weights say of the whole prefix."""
+    """Calls continue through pushes, and what they sample then is what the new weights say of the whole prefix."""
 
     async def play(engine: VllmEngine) -> list[Generation]:
         await engine.load_weights(models[0], 1)
@@ -177,19 +179,19 @@ def test_under_load_every_token_is_of_the_weights_that_its_version_says(server: 
                 while await asyncio.to_thread(counted, server, "generation_tokens_total") < sampled + 100:
                     await asyncio.sleep(0.01)
                 await engine.load_weights(models[1 - version % 2], version)
-        return [one for call in calls for one in call.result()]
+        return [generation for call in calls for generation in call.result()]
 
-    found = run(server, play)
-    assert max(len(one.versions) for one in found) == 3
+    generations = run(server, play)
+    assert max(len(generation.versions) for generation in generations) == 3
     largest = 0.0
-    for one in found:
-        ids = [*PROMPT, *one.ids]
-        wanted = [truth(folder, ids, 1.5)[len(PROMPT) - 1 :] for folder in models]
-        assert furthest(wanted[0], wanted[1]) > 0.1  # the versions can be told apart
-        for version, first, last in one.versions:
+    for generation in generations:
+        ids = [*PROMPT, *generation.ids]
+        expected = [truth(folder, ids, 1.5)[len(PROMPT) - 1 :] for folder in models]
+        assert furthest(expected[0], expected[1]) > 0.1  # the versions differ
+        for version, first, last in generation.versions:
             assert version is not None
             part = slice(first, last + 1)
-            largest = max(largest, furthest(one.logprobs[part], wanted[1 - version % 2][part]))
+            largest = max(largest, furthest(generation.logprobs[part], expected[1 - version % 2][part]))
     print(f"largest difference to transformers across pushes: {largest:.1e}")
     assert largest < CLOSE
 
@@ -216,8 +218,8 @@ def test_what_it_refuses_it_says_why(server: Vllm, route: str) -> None:
         run(server, lambda engine: engine.generate(asking(prompt_ids=[999_999])))
     with pytest.raises(EngineRefusedError, match="does not exist"):
         run(server, lambda engine: engine.generate(asking(adapter="nobody")))
-    (found,) = run(server, lambda engine: engine.generate(asking(prompt_ids=[5] * 2047)))
-    assert len(found.ids) == 1
+    (generation,) = run(server, lambda engine: engine.generate(asking(prompt_ids=[5] * 2047)))
+    assert len(generation.ids) == 1
 
 
 def test_a_pool_of_it_is_an_engine(server: Vllm, models: list[Path]) -> None:
@@ -227,10 +229,10 @@ def test_a_pool_of_it_is_an_engine(server: Vllm, models: list[Path]) -> None:
             await engine.load_weights(models[0], 7)
             calls = await asyncio.gather(*(engine.generate(asking(seed=seed, key=str(seed))) for seed in range(16)))
             assert pool.counts().calls == 16
-            return [one for (one,) in calls]
+            return [generation for (generation,) in calls]
 
-    found = asyncio.run(play())
-    assert {version for one in found for version, _, _ in one.versions} == {7}
+    generations = asyncio.run(play())
+    assert {version for generation in generations for version, _, _ in generation.versions} == {7}
 
 
 def test_weights_that_cannot_be_read_leave_it_without_a_version(server: Vllm, models: list[Path]) -> None:

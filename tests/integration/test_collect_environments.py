@@ -1,4 +1,4 @@
-"""Adapters of environments before the real packages, each in an environment of its own; `make test-slow`.
+"""Adapters of environments before the real packages, each in its own environment; `make test-slow`.
 
 Random actions are played through the adapter and, the same ones, through the package's own classes.
 """
@@ -21,16 +21,16 @@ PACKAGES = {
 }
 
 
-def played(kind: str, what: str, settings: dict[str, Any]) -> dict[str, Any]:
+def played(kind: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """What the script found, twice the same: in two processes, so that equal seeds are seen to begin alike."""
     python = with_packages(kind.replace("-", "_"), PACKAGES[kind])
-    arguments = (CHECKOUT, kind, what, json.dumps(settings), EPISODES)
+    arguments = (CHECKOUT, kind, name, json.dumps(settings), EPISODES)
     first, second = (said_by(python, "environments", *arguments) for _ in range(2))
     assert first["episodes"] == second["episodes"]
     assert first["together"], "episodes at once are those that were played one by one"
     assert len(first["episodes"]) == EPISODES
-    found: dict[str, Any] = first
-    return found
+    report: dict[str, Any] = first
+    return report
 
 
 def words(text: str) -> str:
@@ -46,21 +46,21 @@ def words(text: str) -> str:
     ],
 )
 def test_textworld_express_is_the_packages_own(game: str, settings: dict[str, Any]) -> None:
-    found = played("textworld-express", game, settings)
-    for one, bare in zip(found["episodes"], found["direct"], strict=False):
-        shown = [words(messages[0]) for messages in one["shown"]]
-        assert all(words(observation) in text for text, (observation, _, _) in zip(shown, bare, strict=True))
-        assert one["rewards"] == pytest.approx([reward for _, reward, _ in bare[1:]])
-        assert one["terminated"] is bare[-1][2]
+    report = played("textworld-express", game, settings)
+    for episode, bare in zip(report["episodes"], report["direct"], strict=False):
+        texts = [words(messages[0]) for messages in episode["shown"]]
+        assert all(words(observation) in text for text, (observation, _, _) in zip(texts, bare, strict=True))
+        assert episode["rewards"] == pytest.approx([reward for _, reward, _ in bare[1:]])
+        assert episode["terminated"] is bare[-1][2]
         assert not any(done for _, _, done in bare[:-1])
-        assert one["truncated"] is (not one["terminated"])
-        assert len(one["said"]) <= settings["max_steps"]
-        assert [text == "gibberish" for text in one["said"]] == [not valid for valid in one["valid"]]
+        assert episode["truncated"] is (not episode["terminated"])
+        assert len(episode["said"]) <= settings["max_steps"]
+        assert [text == "gibberish" for text in episode["said"]] == [not valid for valid in episode["valid"]]
         if settings.get("show_state"):
-            assert all("Inventory" in text for text in shown)
-    assert any(reward > 0 for one in found["episodes"] for reward in one["rewards"])
-    assert len({one["shown"][0][0] for one in found["episodes"]}) > EPISODES / 4
-    unknown_game, unknown_property, wrong_setting, beyond = found["told"]
+            assert all("Inventory" in text for text in texts)
+    assert any(reward > 0 for episode in report["episodes"] for reward in episode["rewards"])
+    assert len({episode["shown"][0][0] for episode in report["episodes"]}) > EPISODES / 4
+    unknown_game, unknown_property, wrong_setting, beyond = report["told"]
     assert "Unknown game (nothing-like-it). Valid game names: cookingworld, twc, coin" in unknown_game
     assert "Unrecognized property name (nothing_like_it). Known properties: numLocations" in unknown_property
     assert wrong_setting == "" or "Unrecognized property name (prompt)" in wrong_setting
@@ -69,13 +69,13 @@ def test_textworld_express_is_the_packages_own(game: str, settings: dict[str, An
 
 @pytest.mark.parametrize("data_set", ["spiral_matrix", "leg_counting", "graph_color", "simple_integration"])
 def test_reasoning_gym_is_scored_by_its_own_scorer(data_set: str) -> None:
-    found = played("reasoning-gym", data_set, {})
-    for one, bare in zip(found["episodes"], found["direct"], strict=False):
-        assert one["shown"][0][1] == bare[0][0]
-        assert one["rewards"] == [bare[1][1]]
-        assert (one["terminated"], one["truncated"]) == (True, False)
-    assert len({one["shown"][0][1] for one in found["episodes"]}) > EPISODES / 4
-    unknown_set, unknown_setting, wrong_setting, files = found["told"]
+    report = played("reasoning-gym", data_set, {})
+    for episode, bare in zip(report["episodes"], report["direct"], strict=False):
+        assert episode["shown"][0][1] == bare[0][0]
+        assert episode["rewards"] == [bare[1][1]]
+        assert (episode["terminated"], episode["truncated"]) == (True, False)
+    assert len({episode["shown"][0][1] for episode in report["episodes"]}) > EPISODES / 4
+    unknown_set, unknown_setting, wrong_setting, files = report["told"]
     assert "Dataset 'nothing-like-it' not registered" in unknown_set
     assert "unexpected keyword argument 'nothing_like_it'" in unknown_setting
     assert "`prompt`" in wrong_setting
@@ -84,18 +84,18 @@ def test_reasoning_gym_is_scored_by_its_own_scorer(data_set: str) -> None:
 
 
 def test_openenv_is_the_servers_own() -> None:
-    found = played("openenv", "", {})
-    assert found["name"] == "openenv:Guessing"
-    for one, bare in zip(found["episodes"], found["direct"], strict=False):
+    report = played("openenv", "", {})
+    assert report["name"] == "openenv:Guessing"
+    for episode, bare in zip(report["episodes"], report["direct"], strict=False):
         steps = iter(bare[1:])
-        told = [next(steps) if valid else None for valid in one["valid"]]
-        assert one["shown"][0][0] == bare[0][0]
-        assert one["rewards"] == [step and step[1] for step in told]
-        assert one["terminated"] is bare[-1][2] is True
-        for (text,), step in zip(one["shown"][1:], told, strict=True):
+        rewards = [next(steps) if valid else None for valid in episode["valid"]]
+        assert episode["shown"][0][0] == bare[0][0]
+        assert episode["rewards"] == [step and step[1] for step in rewards]
+        assert episode["terminated"] is bare[-1][2] is True
+        for (text,), step in zip(episode["shown"][1:], rewards, strict=True):
             assert text == step[0] if step else text.startswith("That is not")
-    assert {reward for one in found["episodes"] for reward in one["rewards"]} == {None, 0.0, 1.0}
-    nobody, _, wrong_setting, lost = found["told"]
+    assert {reward for episode in report["episodes"] for reward in episode["rewards"]} == {None, 0.0, 1.0}
+    nobody, _, wrong_setting, lost = report["told"]
     assert "no OpenEnv server answers" in nobody
     assert "`prompt`" in wrong_setting
     assert "the server was lost" in lost

@@ -42,11 +42,12 @@ def engine() -> Iterator[TokenEngine]:
 
 
 class Collecting(Forked):
-    """A process that collects into `folder / "lake"`, on a machine that has a spool of its own."""
+    """A process that collects into `folder / "lake"`, on a machine that has its own spool."""
 
     def __init__(self, folder: Path, tokenizer: Path, engine: TokenEngine, *options: str, spool: str = "spool") -> None:
-        arguments = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "horizon=4", "--tokenizer"]
-        arguments += [str(tokenizer), "--engine", engine.url, "--api", "vllm", "--max-tokens", "4", *options]
+        arguments = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "horizon=4"]
+        arguments += ["--set", f"player.tokenizer={tokenizer}", "--engine", engine.url, "--api", "vllm"]
+        arguments += ["--max-tokens", "4", *options]
         super().__init__("testkit.collect_worker", folder / spool, "collect", *arguments)
 
     def ended(self) -> tuple[int, str, str]:
@@ -97,7 +98,7 @@ def content(folder: Path) -> dict[str, pl.DataFrame]:
 def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
     kills: int, groups: int, parallel: int, tmp_path: Path, tokenizer: Path, engine: TokenEngine
 ) -> None:
-    options = ("--groups", str(groups), "--parallel", str(parallel), "--parallel-calls", str(parallel))
+    options = ("--groups", str(groups), "--parallel", str(parallel), "--set", f"player.parallel_calls={parallel}")
     undisturbed = Collecting(tmp_path / "undisturbed", tokenizer, engine, *options)
     assert peak_of(undisturbed) < MOST_MEMORY
     assert undisturbed.ended()[0] == 0
@@ -125,7 +126,7 @@ def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
 def test_rollouts_of_a_deleted_lake_are_not_those_of_the_new_one(
     tmp_path: Path, tokenizer: Path, engine: TokenEngine
 ) -> None:
-    """Killed in the middle of rollouts, whose lake is then deleted: the same command plays all of its own anew."""
+    """Killed in the middle of rollouts, whose lake is then deleted: the same command plays all its episodes anew."""
     options = ("--groups", "2", "--group-size", "2", "--parallel", "4")
     assert Collecting(tmp_path / "undisturbed", tokenizer, engine, *options).ended()[0] == 0
     calls = len(engine.calls)
@@ -170,7 +171,7 @@ def test_ctrl_c_delivers_what_has_ended_and_the_same_command_goes_on(
 
 
 def test_a_run_is_collected_on_one_machine_at_a_time(tmp_path: Path, tokenizer: Path, engine: TokenEngine) -> None:
-    """Another one that reaches the same lake is told who is at work; where it was killed, it goes on at once."""
+    """Another one that reaches the same lake sees who is at work; where that one was killed, it continues at once."""
     engine.seconds = DEADLINE
     options = ("--groups", "2", "--group-size", "2")
     collecting = Collecting(tmp_path, tokenizer, engine, *options)
@@ -203,7 +204,7 @@ def test_ray_tasks_that_share_a_round_play_the_same_episodes(
 
 
 def test_a_full_disk_holds_rollouts_up_and_loses_none(tmp_path: Path, tokenizer: Path, engine: TokenEngine) -> None:
-    """What has no room waits in memory, and the line that tells how far it is says why nothing goes on."""
+    """What has no room waits in memory, and the progress line says why nothing continues."""
     engine.seconds = 0.2
     options = ("--groups", "4", "--group-size", "8")
     with disk(tmp_path / "disk", "300k") as small:

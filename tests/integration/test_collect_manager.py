@@ -58,7 +58,7 @@ class Countdown:
 
     name, split = "countdown", None
 
-    def __init__(self, faults: Callable[[str, int], None] = lambda place, seed: None) -> None:
+    def __init__(self, faults: Callable[[str, int], None] = lambda where, seed: None) -> None:
         self._faults = faults
 
     async def reset(self, task: Task) -> Outcome:
@@ -70,8 +70,8 @@ class Countdown:
         self._left -= 1
         self._faults("step", self._seed)
         done = self._left == 0
-        said = [{"role": "user", "content": f"{self._left} left"}]
-        return Outcome(messages=said, reward=float(done), terminated=done)
+        messages = [{"role": "user", "content": f"{self._left} left"}]
+        return Outcome(messages=messages, reward=float(done), terminated=done)
 
     async def close(self) -> None:
         pass
@@ -134,7 +134,7 @@ def run(
     **limits: Any,
 ) -> tuple[Any, list[str]]:
     """Collect rounds of `groups` tasks each, of `count`; what came of it, and what was said."""
-    said: list[str] = []
+    lines: list[str] = []
     lk = lake.open(folder / "lake") if (folder / "lake").exists() else empty_lake(folder / "lake")
     done = collect(
         lk,
@@ -147,51 +147,51 @@ def run(
             settings=settings or {},
             progress_seconds=0.01,
         ),
-        say=say or said.append,
+        say=say or lines.append,
         progress=progress,
         record_only=record_only,
     )
-    return done, said
+    return done, lines
 
 
 def rows(folder: Path, columns: str = "seed, rollout_index, attempt, status, env_return, num_steps") -> list[Any]:
-    found = lake.open(folder / "lake").sql(
+    rows = lake.open(folder / "lake").sql(
         f"SELECT {columns} FROM episodes ORDER BY collection_round, seed, rollout_index"
     )
-    return found.rows()
+    return rows.rows()
 
 
 def test_rollouts_of_a_game_are_the_episodes_that_lock_step_plays(tmp_path: Path) -> None:
     """Both ways to play write one episode as one record: the second one is present, not a conflict."""
     empty_lake(tmp_path / "lake")
     script = HouseScript(0.5)
-    chosen = tasks.take_tasks(tasks.list_seed_tasks(0, 4), 0, tasks.Cursor(), 2)
+    tasks_taken = tasks.take_tasks(tasks.list_seed_tasks(0, 4), 0, tasks.Cursor(), 2)
     groups = collect_groups(
-        House, script, [t.seed for t in chosen], config=GroupConfig(group_size=3), run_seed=0, collection_round=0
+        House, script, [t.seed for t in tasks_taken], config=GroupConfig(group_size=3), run_seed=0, collection_round=0
     )
     lk = lake.open(tmp_path / "lake")
     assert lk.append([record for group in groups for record in group], run_id="r").new == 6
-    other = tmp_path / "other"
-    done, _ = run(other, lambda: GameEnvironment(House()), LockStepClient(script))
+    other_folder = tmp_path / "other"
+    done, _ = run(other_folder, lambda: GameEnvironment(House()), LockStepClient(script))
     assert done.figures.finished == 6
     columns = "episode_id, content_hash, source_id"
-    assert rows(other, columns) == rows(tmp_path, columns)
+    assert rows(other_folder, columns) == rows(tmp_path, columns)
 
 
 def test_rounds_follow_from_the_lake_and_each_task_is_played_once_an_epoch(tmp_path: Path) -> None:
     """The last round of an epoch plays the tasks that are left, here one of three."""
-    done, said = run(tmp_path, rounds=3, count=3)
+    done, lines = run(tmp_path, rounds=3, count=3)
     assert (done.rounds, done.figures.finished) == (3, 15)
-    assert [line for line in said if line.startswith("round")] == [
+    assert [line for line in lines if line.startswith("round")] == [
         "round 0: tasks 0..1 of epoch 0",
         "round 1: tasks 2..2 of epoch 0",
         "round 2: tasks 0..1 of epoch 1",
     ]
-    found = rows(tmp_path, "collection_round, seed, rollout_index")
-    assert sorted({seed for number, seed, _ in found if number < 2}) == [0, 1, 2]
+    actual = rows(tmp_path, "collection_round, seed, rollout_index")
+    assert sorted({seed for number, seed, _ in actual if number < 2}) == [0, 1, 2]
     # The same command again: there is nothing to do.
     again, _ = run(tmp_path, rounds=3, count=3)
-    assert (again.rounds, rows(tmp_path, "collection_round, seed, rollout_index")) == (0, found)
+    assert (again.rounds, rows(tmp_path, "collection_round, seed, rollout_index")) == (0, actual)
     metrics = lake.open(tmp_path / "lake").sql("SELECT step, value FROM metrics WHERE name = 'finished' ORDER BY 1")
     assert metrics.rows() == [(0, 6.0), (1, 3.0), (2, 6.0)]
 
@@ -206,7 +206,7 @@ def test_other_settings_of_what_is_sampled_are_refused_and_where_it_plays_may_ch
     """Two temperatures in one run would be compared as if they were one."""
     settings = {"env": "count", "env_args": {"n": 3}, "sampling": {"temperature": 1.0}, "engines": ["a"]}
     run(tmp_path, settings=settings)
-    for other, told in (
+    for changed, fragment in (
         ({"settings": settings | {"sampling": {"temperature": 0.5}}}, r"temperature 1.0 \(now 0.5\)"),
         ({"settings": settings | {"env_args": {"n": 4}}}, r"env args .*3.* \(now .*4"),
         ({"settings": settings, "group_size": 4}, r"group size 3 \(now 4\); .*another --run"),
@@ -215,8 +215,8 @@ def test_other_settings_of_what_is_sampled_are_refused_and_where_it_plays_may_ch
             r"oversample 0 \(now 1\), keep 'all' \(now 'first'\)",
         ),
     ):
-        with pytest.raises(UsageError, match=told):
-            run(tmp_path, rounds=2, **other)
+        with pytest.raises(UsageError, match=fragment):
+            run(tmp_path, rounds=2, **changed)
     done, _ = run(tmp_path, rounds=2, settings=settings | {"engines": ["b"], "call_seconds": 9}, parallel=1)
     assert done.rounds == 1
 
@@ -224,26 +224,26 @@ def test_other_settings_of_what_is_sampled_are_refused_and_where_it_plays_may_ch
 class Fails:
     """A fault that happens so often, per task."""
 
-    def __init__(self, place: str, times: int, error: BaseException | None = None) -> None:
+    def __init__(self, where: str, times: int, error: BaseException | None = None) -> None:
         self.place, self.left, self.error = (
-            place,
+            where,
             times,
             error or OSError("the tool server is away: key sk-" + "a" * 40),
         )
 
-    def __call__(self, place: str, seed: int) -> None:
-        if place == self.place and self.left:
+    def __call__(self, where: str, seed: int) -> None:
+        if where == self.place and self.left:
             self.left -= 1
             raise self.error
 
 
-@pytest.mark.parametrize("place", ["reset", "step"])
-def test_what_an_environment_raises_is_a_failed_attempt_and_is_tried_again(place: str, tmp_path: Path) -> None:
-    fault = Fails(place, 1)
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_what_an_environment_raises_is_a_failed_attempt_and_is_tried_again(where: str, tmp_path: Path) -> None:
+    fault = Fails(where, 1)
     done, _ = run(tmp_path, lambda: Countdown(fault), parallel=1, group_size=2)
     assert (done.figures.finished, done.figures.failed, done.figures.retried) == (4, 0, 1)
-    found = rows(tmp_path, "attempt, status, num_steps")
-    assert sorted(row[:2] for row in found) == [(0, "completed")] * 3 + [(1, "completed")]
+    actual = rows(tmp_path, "attempt, status, num_steps")
+    assert sorted(row[:2] for row in actual) == [(0, "completed")] * 3 + [(1, "completed")]
     # The failed attempt is recorded, without the key.
     with lake.open(tmp_path / "lake").snapshot().session(retracted_too=True) as session:
         failed = session.query("SELECT error, attempt, stop_reason FROM episodes WHERE status = 'failed'").rows()
@@ -260,14 +260,14 @@ def test_exceptions_that_end_programs_are_failures_of_their_own_rollout(tmp_path
     """Each task raises one of them, in one of the places, and only there."""
     raised = list(itertools.product(("reset", "step"), PROGRAM_ENDS))
 
-    def fault(place: str, seed: int) -> None:
-        if raised[seed][0] == place:
+    def fault(where: str, seed: int) -> None:
+        if raised[seed][0] == where:
             raise raised[seed][1]("inner")
 
     done, _ = run(tmp_path, lambda: Countdown(fault), count=6, groups=6, group_size=1, retries=0)
     assert (done.figures.finished, done.figures.failed) == (0, 6)
     assert rows(tmp_path, "error") == [
-        (f"{place if place == 'reset' else 'step 0'}: {error.__name__}: inner",) for place, error in raised
+        (f"{where if where == 'reset' else 'step 0'}: {error.__name__}: inner",) for where, error in raised
     ]
 
 
@@ -300,7 +300,7 @@ def test_a_judge_of_records_that_exits_is_told_in_one_line(tmp_path: Path) -> No
     def leaves(record: EpisodeRecord) -> bool:
         raise SystemExit(3)
 
-    with pytest.raises(UsageError, match=r"--record-only .*: SystemExit: 3"):
+    with pytest.raises(UsageError, match=r"record_only .*: SystemExit: 3"):
         run(tmp_path, record_only=leaves)
 
 
@@ -319,9 +319,9 @@ def test_outcomes_that_no_table_can_hold_are_failures(tmp_path: Path) -> None:
             return Outcome(messages=[{"role": "user", "content": "x"}], **UNFIT[self._seed][0])
 
     run(tmp_path, Odd, count=len(UNFIT), groups=len(UNFIT), group_size=1, retries=0)
-    found = rows(tmp_path, "status, error")
-    assert [status for status, _ in found] == ["failed"] * len(UNFIT)
-    assert all(told in error for (_, told), (_, error) in zip(UNFIT, found, strict=True)), found
+    actual = rows(tmp_path, "status, error")
+    assert [status for status, _ in actual] == ["failed"] * len(UNFIT)
+    assert all(fragment in error for (_, fragment), (_, error) in zip(UNFIT, actual, strict=True)), actual
 
 
 def test_returns_whose_sum_no_float_holds_have_no_mean(tmp_path: Path) -> None:
@@ -385,8 +385,8 @@ def test_a_return_is_of_whole_groups(tmp_path: Path) -> None:
             is_seen.set()
 
     run(tmp_path, Pairs, Speaks(before), count=2, group_size=2, progress=progress)
-    (whole,) = {line.partition("return ")[2][:4] for line in lines if line.startswith("3/4")}
-    assert whole in ("0.00", "1.00")
+    (mean_return,) = {line.partition("return ")[2][:4] for line in lines if line.startswith("3/4")}
+    assert mean_return in ("0.00", "1.00")
     assert not any("return" in line for line in lines if line.startswith(("0/4", "1/4")))
 
 
@@ -399,20 +399,20 @@ def test_a_failure_that_stays_is_recorded_and_its_siblings_go_on(tmp_path: Path)
 
     done, _ = run(tmp_path, Bad, count=2, retries=2)
     assert (done.figures.finished, done.figures.failed, done.figures.retried) == (3, 3, 6)
-    found = rows(tmp_path, "seed, attempt, status, error")
-    assert [row[1:3] for row in found if row[0] == 1] == [(2, "failed")] * 3
-    assert all(row[3] == "step 0: ValueError: never works" for row in found if row[0] == 1)
+    actual = rows(tmp_path, "seed, attempt, status, error")
+    assert [row[1:3] for row in actual if row[0] == 1] == [(2, "failed")] * 3
+    assert all(row[3] == "step 0: ValueError: never works" for row in actual if row[0] == 1)
     # Nothing is tried again by the next process.
     assert run(tmp_path, Bad, count=2, retries=2)[0].rounds == 0
 
 
 def test_failures_to_open_stand_in_the_group_that_the_environment_names(tmp_path: Path) -> None:
-    """Also those of rollouts that never begin, and of a process that stopped before the others had begun."""
-    left = {0: 2, 1: 2}
+    """Also those of rollouts that never begin, and of a process that stopped before the others had started."""
+    attempts_left = {0: 2, 1: 2}
 
-    def closed_at_first(place: str, seed: int) -> None:
-        if place == "reset" and left[seed]:
-            left[seed] -= 1
+    def closed_at_first(where: str, seed: int) -> None:
+        if where == "reset" and attempts_left[seed]:
+            attempts_left[seed] -= 1
             raise RuntimeError("closed")
 
     async def gone_later(number: int, turn: int) -> None:
@@ -426,8 +426,8 @@ def test_failures_to_open_stand_in_the_group_that_the_environment_names(tmp_path
         play(Speaks(gone_later))
     assert len(rows(tmp_path)) == 2
     play(Speaks())
-    found = rows(tmp_path, "seed, rollout_index, attempt, status, task_id")
-    assert found == [
+    actual = rows(tmp_path, "seed, rollout_index, attempt, status, task_id")
+    assert actual == [
         (seed, index, *((0, "completed") if index else (1, "failed")), f"count-{seed}")
         for seed in range(2)
         for index in range(3)
@@ -437,7 +437,7 @@ def test_failures_to_open_stand_in_the_group_that_the_environment_names(tmp_path
 
 
 def test_an_environment_that_never_opens_is_recorded_by_its_seed(tmp_path: Path) -> None:
-    def closed(place: str, seed: int) -> None:
+    def closed(where: str, seed: int) -> None:
         raise RuntimeError("closed")
 
     done, _ = run(tmp_path, lambda: Countdown(closed), count=2)
@@ -455,7 +455,7 @@ def test_an_environment_that_never_opens_is_recorded_by_its_seed(tmp_path: Path)
 def test_calls_and_episodes_that_take_too_long(
     player: dict[str, Any], limits: dict[str, Any], expected: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Who records rollouts by itself hears why it is cancelled: what it records and what is counted are one."""
+    """Who records rollouts alone hears why it is cancelled: what it records and what is counted are one."""
     heard = set()
 
     async def for_ever(number: int, turn: int) -> None:
@@ -479,10 +479,10 @@ def test_steps_that_take_too_long_and_answers_that_are_none(tmp_path: Path) -> N
             return Outcome(messages=[{"role": "user", "content": "x"}], reward=float("nan"))
 
     run(tmp_path, Odd, count=2, player={"step_seconds": 0.01}, retries=0)
-    found = {row[0]: row[1:] for row in rows(tmp_path, "seed, status, stop_reason, error")}
-    assert found[0][:2] == ("failed", "step_timeout")
-    assert found[1][:2] == ("failed", "environment_error")
-    assert "the reward nan; valid: a finite number" in found[1][2]
+    actual = {row[0]: row[1:] for row in rows(tmp_path, "seed, status, stop_reason, error")}
+    assert actual[0][:2] == ("failed", "step_timeout")
+    assert actual[1][:2] == ("failed", "environment_error")
+    assert "the reward nan; valid: a finite number" in actual[1][2]
 
 
 def test_an_engine_error_is_an_attempt(tmp_path: Path) -> None:
@@ -503,13 +503,29 @@ def test_an_engine_that_is_gone_stops_the_run_and_the_same_command_goes_on(tmp_p
 
     with pytest.raises(StoppedError, match=r"127.0.0.1:1 is gone; .* rerun the same command"):
         run(tmp_path, speaker=Speaks(gone_later), count=2, group_size=8)
-    again, said = run(tmp_path, count=2, group_size=8)
-    assert "round 0: tasks 0..1 of epoch 0, unfinished" in said
+    again, lines = run(tmp_path, count=2, group_size=8)
+    assert "round 0: tasks 0..1 of epoch 0, unfinished" in lines
     assert again.figures.resumed >= 1
     run(tmp_path / "other", count=2, group_size=8)
     columns = "episode_id, content_hash"
     assert rows(tmp_path, columns) == rows(tmp_path / "other", columns)
     assert len(rows(tmp_path, columns)) == 16
+
+
+def test_an_engine_that_is_gone_once_a_round_is_played_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = itertools.count()
+
+    async def settle(player: EnvironmentPlayer) -> None:
+        if next(settled):
+            raise EngineGoneError("http://127.0.0.1:1 is gone.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EnvironmentPlayer, "settle", settle)
+        with pytest.raises(StoppedError, match=r"127.0.0.1:1 is gone; .* rerun the same command"):
+            run(tmp_path)
+    assert run(tmp_path)[0].figures.present == 6
 
 
 def test_an_environment_that_answers_otherwise_is_not_continued(tmp_path: Path, wording: Wording) -> None:
@@ -529,8 +545,8 @@ def test_an_environment_that_answers_otherwise_is_not_continued(tmp_path: Path, 
     done, _ = run(tmp_path, Changed, count=2, group_size=1, retries=0)
     assert (done.figures.resumed, done.figures.retried) == (1, 1)
     with lake.open(tmp_path / "lake").snapshot().session(retracted_too=True) as session:
-        found = session.query("SELECT attempt, status, stop_reason, error FROM episodes WHERE seed = 1 ORDER BY 1")
-    aborted, again = found.rows()
+        rows = session.query("SELECT attempt, status, stop_reason, error FROM episodes WHERE seed = 1 ORDER BY 1")
+    aborted, again = rows.rows()
     assert aborted[:3] == (0, "aborted", "replay_differs")
     assert aborted[3].startswith("step 0 was replayed")
     assert "another `reward`: 0.0 was" in wording(aborted[3])
@@ -549,10 +565,10 @@ def test_siblings_that_begin_differently_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StartError, match=r"task 'drifts' \(seed 1\) started differently in rollout"):
         run(tmp_path, Drifting, count=2, retries=3)
-    found = rows(tmp_path, "seed, status, stop_reason")
-    assert [row[1] for row in found if row[0] == 0] == ["completed"] * 3
-    assert "starts_differ" in {row[2] for row in found if row[0] == 1}
-    assert "completed" not in [row[1] for row in found if row[0] == 1]
+    actual = rows(tmp_path, "seed, status, stop_reason")
+    assert [row[1] for row in actual if row[0] == 0] == ["completed"] * 3
+    assert "starts_differ" in {row[2] for row in actual if row[0] == 1}
+    assert "completed" not in [row[1] for row in actual if row[0] == 1]
 
 
 def test_siblings_that_had_finished_are_retracted_when_a_later_one_begins_differently(
@@ -563,17 +579,17 @@ def test_siblings_that_had_finished_are_retracted_when_a_later_one_begins_differ
     class Late(Countdown):
         async def reset(self, task: Task) -> Outcome:
             opened.append(task.seed)
-            said = "other" if opened.count(1) == 3 and task.seed == 1 else "as ever"
+            text = "other" if opened.count(1) == 3 and task.seed == 1 else "as ever"
             self._left, self._seed = 1, task.seed
-            return Outcome(messages=[{"role": "user", "content": said}], task_id=str(task.seed))
+            return Outcome(messages=[{"role": "user", "content": text}], task_id=str(task.seed))
 
     with pytest.raises(StartError, match="started differently in rollout 2"):
         run(tmp_path, Late, count=2, group_size=4, parallel=1)
-    found = rows(tmp_path, "seed, status")
-    assert [status for seed, status in found if seed == 0] == ["completed"] * 4
-    assert {status for seed, status in found if seed == 1} == {"failed"}
-    kept = lake.open(tmp_path / "lake").sql("SELECT reason FROM retractions")
-    assert kept.rows() == [(wording(kept["reason"][0]),)] * 2
+    actual = rows(tmp_path, "seed, status")
+    assert [status for seed, status in actual if seed == 0] == ["completed"] * 4
+    assert {status for seed, status in actual if seed == 1} == {"failed"}
+    reasons = lake.open(tmp_path / "lake").sql("SELECT reason FROM retractions")
+    assert reasons.rows() == [(wording(reasons["reason"][0]),)] * 2
     # They are there and not played again.
     assert run(tmp_path, Late, count=2, group_size=4, parallel=1)[0].rounds == 0
 
@@ -581,8 +597,8 @@ def test_siblings_that_had_finished_are_retracted_when_a_later_one_begins_differ
 def test_of_siblings_that_finish_together_no_more_are_kept_than_were_wanted(tmp_path: Path) -> None:
     done, _ = run(tmp_path, group_size=3, oversample=2, keep="first")
     assert (done.figures.finished, done.figures.aborted + done.figures.left_out) == (6, 4)
-    found = rows(tmp_path, "seed, status")
-    assert all(found.count((seed, "completed")) == 3 for seed, _ in found)
+    actual = rows(tmp_path, "seed, status")
+    assert all(actual.count((seed, "completed")) == 3 for seed, _ in actual)
 
 
 def test_the_first_that_finish_are_kept_and_the_others_are_aborted(tmp_path: Path) -> None:
@@ -598,9 +614,9 @@ def test_the_first_that_finish_are_kept_and_the_others_are_aborted(tmp_path: Pat
 
     done, _ = run(tmp_path, Three, Speaks(some_wait), group_size=3, oversample=2, keep="first")
     assert (done.figures.finished, done.figures.aborted) == (6, 4)
-    found = rows(tmp_path, "status, stop_reason, num_steps, expected_group_size")
-    assert sorted(set(found)) == [("aborted", "surplus", 1, 3), ("completed", "environment", 3, 3)]
-    assert len(found) == 10
+    actual = rows(tmp_path, "status, stop_reason, num_steps, expected_group_size")
+    assert sorted(set(actual)) == [("aborted", "surplus", 1, 3), ("completed", "environment", 3, 3)]
+    assert len(actual) == 10
 
 
 def test_those_that_are_carried_over_go_on_in_the_next_round_and_keep_their_own(tmp_path: Path) -> None:
@@ -612,14 +628,14 @@ def test_those_that_are_carried_over_go_on_in_the_next_round_and_keep_their_own(
         if number > 8:
             gate.set()
 
-    done, said = run(
+    done, lines = run(
         tmp_path, speaker=Speaks(until_next_round), rounds=2, group_size=3, oversample=1, keep="first", carry_over=True
     )
-    found = rows(tmp_path, "collection_round, status")
-    assert {status for _, status in found} == {"completed"}
-    assert len([1 for number, _ in found if number == 0]) > 6
+    actual = rows(tmp_path, "collection_round, status")
+    assert {status for _, status in actual} == {"completed"}
+    assert len([1 for number, _ in actual if number == 0]) > 6
     assert done.rounds == 2
-    assert all("carried" not in line or "run again with --rounds 3 to finish them" in line for line in said)
+    assert all("carried" not in line or "run again with --rounds 3 to finish them" in line for line in lines)
 
 
 def test_a_policy_of_this_process_goes_on_with_what_was_carried_over(
@@ -676,9 +692,9 @@ def test_a_round_waits_for_what_has_ended_and_is_not_on_the_disk_where_others_ar
     monkeypatch.setattr(RolloutSpool, "wait_for_sync", one_after_the_other)
     monkeypatch.setattr(RolloutSpool, "flush", flushed)
     speaker = Speaks(the_second_of_each_group_waits)
-    done, said = run(tmp_path, speaker=speaker, group_size=1, oversample=1, keep="first", carry_over=True)
+    done, lines = run(tmp_path, speaker=speaker, group_size=1, oversample=1, keep="first", carry_over=True)
     assert done.figures.finished == 2
-    assert said[-1].startswith("2 rollouts are carried over")
+    assert lines[-1].startswith("2 rollouts are carried over")
 
 
 def test_a_carried_rollout_that_begins_differently_takes_its_group_of_the_earlier_round_along(
@@ -700,14 +716,14 @@ def test_a_carried_rollout_that_begins_differently_takes_its_group_of_the_earlie
             await asyncio.Event().wait()
 
     options: dict[str, Any] = {"group_size": 2, "oversample": 2, "keep": "first", "carry_over": True}
-    _, said = run(tmp_path, Two, Speaks(the_last_two_wait), **options)
-    assert wording(said[-1]).startswith("4 rollouts are carried")
-    assert "--rounds 2" in said[-1]
+    _, lines = run(tmp_path, Two, Speaks(the_last_two_wait), **options)
+    assert wording(lines[-1]).startswith("4 rollouts are carried")
+    assert "--rounds 2" in lines[-1]
     with pytest.raises(StartError, match=r"started differently in rollout [23] of round 0"):
         run(tmp_path, Other, rounds=2, **options)
-    found = rows(tmp_path, "collection_round, status, stop_reason")
-    assert {row[1:] for row in found if row[0] == 0} == {("failed", "starts_differ")}
-    assert {row[1] for row in found if row[0] == 1} == {"completed"}
+    actual = rows(tmp_path, "collection_round, status, stop_reason")
+    assert {row[1:] for row in actual if row[0] == 0} == {("failed", "starts_differ")}
+    assert {row[1] for row in actual if row[0] == 1} == {"completed"}
     lk = lake.open(tmp_path / "lake")
     assert lk.sql("SELECT count(*) FROM retractions").rows() == [(4,)]
 
@@ -717,24 +733,24 @@ def test_the_best_of_each_group_are_a_selection_and_nothing_is_deleted(tmp_path:
         async def step(self, action: Message) -> Outcome:
             return Outcome(messages=[], reward=float(str(action["content"])), terminated=True)
 
-    _, said = run(tmp_path, Lottery, group_size=2, oversample=2, keep="best")
-    (chosen,) = (line for line in said if line.startswith("selection best-r"))
-    assert "4 of 8 episodes" in wording(chosen)
+    _, lines = run(tmp_path, Lottery, group_size=2, oversample=2, keep="best")
+    (selection_line,) = (line for line in lines if line.startswith("selection best-r"))
+    assert "4 of 8 episodes" in wording(selection_line)
     lk = lake.open(tmp_path / "lake")
-    kept = lk.sql(
+    members = lk.sql(
         "SELECT e.group_id, min(env_return) FILTER (WHERE kept) > max(env_return) FILTER (WHERE NOT kept) AS are_best, "
         "count(*) FILTER (WHERE kept) AS n FROM selections JOIN episodes AS e USING (episode_id) GROUP BY 1"
     )
-    assert kept.select("are_best", "n").rows() == [(True, 2)] * 2
+    assert members.select("are_best", "n").rows() == [(True, 2)] * 2
 
 
 class Draws(Countdown):
     """Two steps; the second is rewarded with the number that the speaker drew."""
 
     async def reset(self, task: Task) -> Outcome:
-        begun = await super().reset(task)
+        start = await super().reset(task)
         self._left = 2
-        return begun
+        return start
 
     async def step(self, action: Message) -> Outcome:
         self._left -= 1
@@ -745,16 +761,16 @@ class Draws(Countdown):
 def credited(lk: lake.Lake, **options: Any) -> tuple[CreditReport, dict[int, float]]:
     """A credit job of leave-one-out baselines, and its advantages by episode."""
     report = run_credit(lk, find_estimator("rloo")(), **options)
-    found = lk.sql(
+    rows = lk.sql(
         f"SELECT DISTINCT episode_id, advantage FROM {find_credit(lk.snapshot(), ids.to_text(report.job_id)).rows}"
     )
-    return report, dict(found.iter_rows())
+    return report, dict(rows.iter_rows())
 
 
 def left_one_out(groups: Iterable[dict[int, float]]) -> dict[int, float]:
     """Each return minus the mean of the others of its group, by the definition."""
     return {
-        episode: value - statistics.fmean(other for key, other in group.items() if key != episode)
+        episode: value - statistics.fmean(sibling for key, sibling in group.items() if key != episode)
         for group in groups
         for episode, value in group.items()
     }
@@ -776,17 +792,17 @@ def test_credit_compares_the_siblings_that_a_collection_kept_or_all_of_them(tmp_
     assert [len(group) for group in returns.values()] == [5, 5]
     scored = [{key: value for key, value in group.items() if value is not None} for group in returns.values()]
     best = [dict(sorted(group.items(), key=lambda item: -item[1])[:3]) for group in scored]
-    kept, advantages = credited(lk)
+    members, advantages = credited(lk)
     assert advantages == pytest.approx(left_one_out(scored if keep == "all" else best))
-    assert kept.findings == ()
-    assert describe_outdated(lk.snapshot(), find_credit(lk.snapshot(), ids.to_text(kept.series_id))) is None
+    assert members.findings == ()
+    assert describe_outdated(lk.snapshot(), find_credit(lk.snapshot(), ids.to_text(members.series_id))) is None
     assert run_credit(lk, find_estimator("rloo")()).skipped
-    whole, advantages = credited(lk, siblings="all")
+    all_members, advantages = credited(lk, siblings="all")
     assert {key: value for key, value in advantages.items() if value is not None} == pytest.approx(left_one_out(scored))
-    assert whole.findings == ()
+    assert all_members.findings == ()
     assert len(advantages) == 10
-    assert whole.series_id != kept.series_id
-    assert find_credit(lk.snapshot(), ids.to_text(whole.series_id)).title.count("siblings all") == 1
+    assert all_members.series_id != members.series_id
+    assert find_credit(lk.snapshot(), ids.to_text(all_members.series_id)).title.count("siblings all") == 1
 
 
 def test_a_group_of_more_episodes_than_were_played_is_oversized_whatever_was_left_out(tmp_path: Path) -> None:
@@ -856,9 +872,9 @@ def test_a_third_ctrl_c_ends_a_process_whose_environment_blocks(tmp_path: Path) 
     ) as process:
         assert process.stderr is not None
         heard = [next(line for line in process.stderr if "blocked" in line)]
-        for said in ("stopping: running rollouts", "leaving running rollouts", "ended at once; rollouts on disk"):
+        for fragment in ("stopping: running rollouts", "leaving running rollouts", "ended at once; rollouts on disk"):
             process.send_signal(signal.SIGINT)
-            heard.append(next(line for line in process.stderr if said in line))
+            heard.append(next(line for line in process.stderr if fragment in line))
         assert process.wait(600) == 128 + signal.SIGINT, heard
 
 
@@ -873,15 +889,15 @@ def test_two_processes_cannot_collect_one_run(tmp_path: Path) -> None:
 def test_a_process_that_was_not_heard_of_for_too_long_stops_when_another_one_has_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def soon(lk: lake.Lake, name: str, place: str) -> Claim:
-        return Claim(lk._store, name, place, timedelta(seconds=1))
+    def soon(lk: lake.Lake, name: str, where: str) -> Claim:
+        return Claim(lk._store, name, where, timedelta(seconds=1))
 
     monkeypatch.setattr("pipelines.collect.manager.run.claim_run", soon)
 
     async def somebody_else_comes(number: int, turn: int) -> None:
         if number == 1:
-            place = next((tmp_path / "spool").rglob("collect-r/collect")).read_text().split()[0]
-            assert soon(lake.open(tmp_path / "lake"), "r", place)._try_claim()
+            job_id = next((tmp_path / "spool").rglob("collect-r/collect")).read_text().split()[0]
+            assert soon(lake.open(tmp_path / "lake"), "r", job_id)._try_claim()
         await asyncio.Event().wait()
 
     with pytest.raises(StoppedError, match=r"taken over by process \d+ on .* rerun the same command"):

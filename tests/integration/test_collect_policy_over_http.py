@@ -18,12 +18,12 @@ from trainer.online.demo import build_tokenizer
 async def play(policy: EnginePolicy, seed: int):
     house = GameEnvironment(House(HouseConfig(horizon=5)))
     now = await house.reset(Task(seed=seed))
-    found = []
+    decisions = []
     with closing(policy.open(seed, key=f"house/{seed}")) as talk:
         while not now.done:
-            found.append(await talk.decide(now.messages, admissible=now.admissible))
-            now = await house.step(found[-1].message)
-    return found
+            decisions.append(await talk.decide(now.messages, admissible=now.admissible))
+            now = await house.step(decisions[-1].message)
+    return decisions
 
 
 async def play_all(urls: list[str], tokenizer, count: int):
@@ -43,12 +43,14 @@ def test_faults_change_nothing_of_what_is_recorded():
     def engine() -> TokenEngine:
         return TokenEngine(partial(any_answer, vocabulary=len(tokenizer), end=tokenizer.eos_token_id))
 
-    with token_engine(engine()) as one, token_engine(engine()) as other:
-        undisturbed = asyncio.run(play_all([one.url], tokenizer, 6))
-        one.fail(Fault(status=429, retry_after="0.01"), Fault(status=500), Fault(cut=True), Fault(wrong="logprobs"))
-        other.fail(Fault(status=503), Fault(ends=True))
-        episodes = asyncio.run(play_all([one.url, other.url], tokenizer, 6))
-        seen = {(*call.prompt_ids, *call.samples[0].ids): call.samples[0] for call in (*one.calls, *other.calls)}
+    with token_engine(engine()) as first, token_engine(engine()) as second:
+        undisturbed = asyncio.run(play_all([first.url], tokenizer, 6))
+        first.fail(Fault(status=429, retry_after="0.01"), Fault(status=500), Fault(cut=True), Fault(wrong="logprobs"))
+        second.fail(Fault(status=503), Fault(ends=True))
+        episodes = asyncio.run(play_all([first.url, second.url], tokenizer, 6))
+        sample_by_tokens = {
+            (*call.prompt_ids, *call.samples[0].ids): call.samples[0] for call in (*first.calls, *second.calls)
+        }
     assert [[each.tokens for each in episode] for episode in episodes] == [
         [each.tokens for each in episode] for episode in undisturbed
     ]
@@ -56,5 +58,5 @@ def test_faults_change_nothing_of_what_is_recorded():
         ids: list[int] = []
         for decision in episode:
             ids += [*decision.tokens.context_ids, *decision.tokens.action_ids]
-            assert decision.tokens.action_logprobs == seen[tuple(ids)].logprobs
+            assert decision.tokens.action_logprobs == sample_by_tokens[tuple(ids)].logprobs
             assert decision.extra is None or set(decision.extra["drift"]) == {"retokenised"}

@@ -1,4 +1,4 @@
-"""A taskset of verifiers, played by its own runner in an environment of its own, without its hub."""
+"""A taskset of verifiers, played by its own runner in its own environment, without its hub."""
 
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ def test_rewards_are_those_of_its_traces_and_tokens_those_of_the_proxy(python: s
         endings = played(taskset, [engine.url], tmp_path, rollouts, sampling={"temperature": 0.5})
         calls = {call.number: call for call in engine.calls}
     assert [(ending.status, ending.error) for ending in endings] == 4 * [("completed", None)]
-    found = lake.open(str(tmp_path / "lake"))
-    rows = found.sql(
+    lk = lake.open(str(tmp_path / "lake"))
+    rows = lk.sql(
         "SELECT e.*, s.action, s.extra ->> 'id' AS answer_id, t.context_ids, t.action_ids, t.temperature "
         "FROM episodes e JOIN steps s USING (episode_id) JOIN tokens t USING (episode_id, step_index)"
     ).to_dicts()
@@ -47,9 +47,7 @@ def test_rewards_are_those_of_its_traces_and_tokens_those_of_the_proxy(python: s
         for index in range(2):
             row = solved[str(task.name), index]
             assert row["env_return"] == 1 + 0.5 * task.data["idx"] / 4
-    scores = found.sql(
-        "SELECT scorer, count(*) AS n, sum(value) AS v FROM scores GROUP BY scorer ORDER BY scorer"
-    ).rows()
+    scores = lk.sql("SELECT scorer, count(*) AS n, sum(value) AS v FROM scores GROUP BY scorer ORDER BY scorer").rows()
     assert scores == [("answered", len(rows), float(len(rows))), ("short", len(rows), len(rows) / 8)]
     judged = [row for row in rows if row["agent_id"] == "judge"]
     assert len(judged) == 4

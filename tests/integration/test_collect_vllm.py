@@ -39,8 +39,8 @@ def house_model(tmp_path_factory) -> Path:
 def command(house_model):
     """`trajlake serve`, once it serves: the process and the engine's URL."""
     words = [*COMMAND, "serve", str(house_model), "--port", "0", "--python", str(vllm_python()), "--max-len", "512"]
-    own = environment(VLLM_CPU_KVCACHE_SPACE="1")
-    process = subprocess.Popen([*words, "--", "--max-num-seqs", "32"], stdout=subprocess.PIPE, text=True, env=own)
+    env = environment(VLLM_CPU_KVCACHE_SPACE="1")
+    process = subprocess.Popen([*words, "--", "--max-num-seqs", "32"], stdout=subprocess.PIPE, text=True, env=env)
     line = process.stdout.readline()
     assert line.startswith("serving "), line
     yield process, line.rpartition(" at ")[2].partition(";")[0]
@@ -54,20 +54,20 @@ class Watched(VllmEngine):
     broken_off = 0
 
     async def generate(self, request):
-        found = await super().generate(request)
-        self.broken_off += sum(one.finish_reason == "abort" for one in found)
-        return found
+        generations = await super().generate(request)
+        self.broken_off += sum(generation.finish_reason == "abort" for generation in generations)
+        return generations
 
 
 async def play(policy: EnginePolicy, seed: int, horizon: int = 8) -> list[Decision]:
     house = GameEnvironment(House(HouseConfig(horizon=horizon)))
     now = await house.reset(Task(seed=seed))
-    found = []
+    decisions = []
     with closing(policy.open(seed, key=f"house/{seed}", tools=now.tools)) as talk:
         while not now.done:
-            found.append(await talk.decide(now.messages))
-            now = await house.step(found[-1].message)
-    return found
+            decisions.append(await talk.decide(now.messages))
+            now = await house.step(decisions[-1].message)
+    return decisions
 
 
 def policy_over(engine: VllmEngine, model: Path, **sampling) -> EnginePolicy:

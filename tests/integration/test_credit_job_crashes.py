@@ -33,15 +33,15 @@ def lk(tmp_path: Path) -> Lake:
     """A lake with a few groups, in several files."""
 
     def make(template: Path) -> None:
-        made = empty_lake(template)
+        lk = empty_lake(template)
         for number in range(GROUPS):
-            with made.job(kind="collect", run_id="run") as job:
+            with lk.job(kind="collect", run_id="run") as job:
                 job.record(rollouts(random.Random(number), f"task {number}", 3))
 
     return copied("groups in files of their own", make, tmp_path / "lake")
 
 
-def shown(lk: Lake) -> pl.DataFrame:
+def read_credit(lk: Lake) -> pl.DataFrame:
     """What readers see of credit, each step at most once."""
     rows = lk.scan("advantages").select(VALUES).collect().sort(KEYS)
     assert rows.select(KEYS).is_unique().all()
@@ -79,7 +79,7 @@ def test_a_worker_that_is_killed_costs_nothing(lk: Lake, tmp_path: Path, executo
     report = json.loads(start(lk, executor, fate, tmp_path / "marks").finish().splitlines()[-1])
     assert report["groups_computed"] == GROUPS
     assert (tmp_path / "marks" / f"range-{GROUPS + 1}").exists(), "nobody was killed"
-    assert shown(lk).equals(expected(lk), null_equal=True)
+    assert read_credit(lk).equals(expected(lk), null_equal=True)
     if fate == "after":
         assert lk.snapshot().dead_write_ids, "a commit whose answer was lost stays dead"
     assert status(lk) == ["succeeded"]
@@ -91,7 +91,7 @@ def test_workers_that_always_die_leave_nothing(lk: Lake, tmp_path: Path, executo
     process = start(lk, executor, "always", tmp_path / "marks")
     assert process.wait() != 0
     assert "WorkerLostError" in process.error
-    assert shown(lk).is_empty()
+    assert read_credit(lk).is_empty()
     assert lk.scan("credit_groups").collect().is_empty()
     assert status(lk) == ["failed"]
 
@@ -113,11 +113,11 @@ def test_a_driver_that_is_killed_leaves_nothing_and_is_run_again(lk: Lake, tmp_p
         time.sleep(0.02)
     assert process.kill()
     (marks / "go").touch()
-    assert shown(lk).is_empty()
+    assert read_credit(lk).is_empty()
     assert status(lk) == ["started"]
     report = run_credit(lk, GiGPO(), executor=LocalExecutor(1), memory_gb=TINY)
     assert report.groups_computed == GROUPS
-    assert shown(lk).equals(expected(lk), null_equal=True)
+    assert read_credit(lk).equals(expected(lk), null_equal=True)
     while process.hear() is not None:  # its pipe is closed when its workers have ended too
         pass
 
@@ -131,16 +131,16 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "stands"), PLACES)
-def test_a_job_of_several_ranges_killed_beside_a_commit(lk: Lake, place: str, stands: bool) -> None:
-    worker = Worker("credit_ranges", lk.uri, faults=f"commit:{place} kill")
+@pytest.mark.parametrize(("point", "stands"), PLACES)
+def test_a_job_of_several_ranges_killed_beside_a_commit(lk: Lake, point: str, stands: bool) -> None:
+    worker = Worker("credit_ranges", lk.uri, faults=f"commit:{point} kill")
     at_the_gate(worker)
     assert worker.wait() == -9, worker.error
-    assert shown(lk).is_empty() != stands
+    assert read_credit(lk).is_empty() != stands
     assert lk.scan("credit_groups").collect().is_empty() != stands
     again = run_credit(lk, GiGPO())
     assert again.skipped == stands
-    assert shown(lk).equals(expected(lk), null_equal=True)
+    assert read_credit(lk).equals(expected(lk), null_equal=True)
 
 
 def test_an_update_that_is_killed_leaves_the_old_rows(lk: Lake) -> None:
@@ -148,11 +148,11 @@ def test_an_update_that_is_killed_leaves_the_old_rows(lk: Lake) -> None:
     run_credit(lk, GiGPO())
     groups = lk.scan("episodes").collect().partition_by("group_id", maintain_order=True)
     lk.retract([group["episode_id"][0] for group in groups[:2]])
-    before = shown(lk)
+    before = read_credit(lk)
     worker = Worker("credit_ranges", lk.uri, faults="commit:advantages 2 before kill")
     at_the_gate(worker)
     assert worker.wait() == -9, worker.error
-    assert shown(lk).equals(before, null_equal=True)
+    assert read_credit(lk).equals(before, null_equal=True)
     report = run_credit(lk, GiGPO())
     assert (report.groups_computed, report.groups_kept) == (2, GROUPS - 2)
     latest = lk.sql("SELECT * FROM latest_advantages").select(VALUES).sort(KEYS)

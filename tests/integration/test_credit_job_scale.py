@@ -1,4 +1,4 @@
-"""Slow: credit over 100M steps, in a process of its own, in bounded memory.
+"""Slow: credit over 100M steps, in its own process, in bounded memory.
 
 States are hashes without texts, as in a lake whose texts stay elsewhere; the lake is generated in place by the
 benchmarks' generator. About 8 GB of disk.

@@ -1,4 +1,5 @@
-"""The credit job over every estimator and source: one result, to the bit, however it is cut and wherever it runs.
+"""The credit job over every estimator and source: one result, to the bit, however it is cut and no matter where it
+runs.
 
 1. Ranges and executors.
 2. Scores, rewards, groupings.
@@ -88,15 +89,15 @@ def lk(tmp_path: Path) -> Lake:
 
     def make(template: Path) -> None:
         rng = random.Random(7)
-        made = empty_lake(template)
+        lk = empty_lake(template)
         for number, run in enumerate(RUNS):
-            made.append([rollout(rng, run, f"t{n % 3}", n // 3) for n in range(9)])
+            lk.append([rollout(rng, run, f"t{n % 3}", n // 3) for n in range(9)])
             if number == 1:
                 for table in ("episodes", "steps"):
-                    made.compact(table)
-        made.append([rollout(rng, "a", "t0", 3)])
+                    lk.compact(table)
+        lk.append([rollout(rng, "a", "t0", 3)])
         for scorer in ("judge", "style"):
-            scored(made, scorer, "1", {e: rng.random() for e in episode_ids(made)})
+            scored(lk, scorer, "1", {e: rng.random() for e in episode_ids(lk)})
 
     return copied("three runs, two judges", make, tmp_path / "lake")
 
@@ -116,13 +117,13 @@ def groups_of(lk: Lake, report: CreditReport) -> pl.DataFrame:
 @pytest.mark.parametrize("name", mostly_slow(ESTIMATORS, "gdpo"))
 def test_ranges_do_not_show_in_the_numbers(lk: Lake, name: str) -> None:
     estimator = find_estimator(name)(**OPTIONS.get(name, {}))
-    whole = run_credit(lk, estimator, executor=LocalExecutor(1))
+    in_parts = run_credit(lk, estimator, executor=LocalExecutor(1))
     cut = run_credit(lk, estimator, force=True, executor=LocalExecutor(3), memory_gb=2e-6)
-    assert cut.series_id == whole.series_id
-    assert rows_of(lk, whole).equals(rows_of(lk, cut), null_equal=True)
+    assert cut.series_id == in_parts.series_id
+    assert rows_of(lk, in_parts).equals(rows_of(lk, cut), null_equal=True)
     # Figures of groups are for people: their last digits may differ.
-    assert_frame_equal(groups_of(lk, whole), groups_of(lk, cut), rel_tol=1e-12, abs_tol=1e-12)
-    assert whole.summary == cut.summary
+    assert_frame_equal(groups_of(lk, in_parts), groups_of(lk, cut), rel_tol=1e-12, abs_tol=1e-12)
+    assert in_parts.summary == cut.summary
     files = lk.scan("advantages").filter(pl.col("job_id") == cut.job_id).select(pl.col("write_id").n_unique())
     # What is normalised over a batch is cut where the batches are: three runs; versions that share groups are one.
     expected = {"run_id": len(RUNS), "policy_version": 1}.get(OPTIONS.get(name, {}).get("batch_key"))
@@ -132,10 +133,15 @@ def test_ranges_do_not_show_in_the_numbers(lk: Lake, name: str) -> None:
 @pytest.mark.slow
 def test_processes_give_the_same_bits(lk: Lake) -> None:
     estimator = GiGPO(default_step_reward=0.0)
-    here = run_credit(lk, estimator)
-    there = run_credit(lk, estimator, force=True, executor=LocalExecutor(2, processes=True), memory_gb=2e-6)
-    assert rows_of(lk, here).equals(rows_of(lk, there), null_equal=True)
-    assert groups_of(lk, here)["empty_steps"].sum() == here.summary.empty_steps == there.summary.empty_steps != 0
+    in_memory = run_credit(lk, estimator)
+    in_processes = run_credit(lk, estimator, force=True, executor=LocalExecutor(2, processes=True), memory_gb=2e-6)
+    assert rows_of(lk, in_memory).equals(rows_of(lk, in_processes), null_equal=True)
+    assert (
+        groups_of(lk, in_memory)["empty_steps"].sum()
+        == in_memory.summary.empty_steps
+        == in_processes.summary.empty_steps
+        != 0
+    )
 
 
 def test_a_budget_of_nothing_is_refused(lk: Lake) -> None:
@@ -154,19 +160,19 @@ def test_a_budget_of_nothing_is_refused(lk: Lake) -> None:
 def test_what_is_larger_than_the_budget_is_said_and_computed(
     lk: Lake, name: str, options: dict[str, str], part: str
 ) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     estimator = find_estimator(name)(**options)
-    report = run_credit(lk, estimator, notice=said.append, **TINY)
+    report = run_credit(lk, estimator, notice=lines.append, **TINY)
     assert report.steps_computed > 0
-    assert len(said) == 1
-    assert said[0].startswith(f"the largest {part} has ")
-    run_credit(lk, estimator, force=True, notice=said.append)
-    assert len(said) == 1, "under the usual budget there is nothing to say"
+    assert len(lines) == 1
+    assert lines[0].startswith(f"the largest {part} has ")
+    run_credit(lk, estimator, force=True, notice=lines.append)
+    assert len(lines) == 1, "under the usual budget there is nothing to say"
 
 
 def test_first_messages_are_compared_although_no_text_is_kept(tmp_path: Path) -> None:
-    made = empty_lake(tmp_path / "starts")
-    made.append(
+    lk = empty_lake(tmp_path / "starts")
+    lk.append(
         [
             EpisodeRecord(
                 run_id="r",
@@ -180,8 +186,8 @@ def test_first_messages_are_compared_although_no_text_is_kept(tmp_path: Path) ->
             for index, text in enumerate(texts)
         ]
     )
-    report = run_credit(made, find_estimator("grpo")())
-    groups = made.sql(
+    report = run_credit(lk, find_estimator("grpo")())
+    groups = lk.sql(
         "SELECT task_id, any_value(g.findings) AS found FROM credit_groups AS g "
         "JOIN episodes AS e USING (group_id) GROUP BY task_id ORDER BY task_id"
     )
@@ -274,19 +280,19 @@ def test_only_changed_groups_are_computed_and_written(lk: Lake) -> None:
 
 
 def test_a_filter_is_a_series_of_its_own_and_takes_nothing_from_another(lk: Lake) -> None:
-    whole = run_credit(lk, GiGPO())
-    before = rows_of(lk, whole)
+    total = run_credit(lk, GiGPO())
+    before = rows_of(lk, total)
     half = run_credit(lk, GiGPO(), where="rollout_index < 2")
-    assert half.series_id != whole.series_id
-    assert 0 < half.summary.episodes < whole.summary.episodes
+    assert half.series_id != total.series_id
+    assert 0 < half.summary.episodes < total.summary.episodes
     snapshot = lk.snapshot()
-    for credit, report in ((find_credit(snapshot, ids.to_text(whole.series_id)), whole), (find_credit(snapshot), half)):
+    for credit, report in ((find_credit(snapshot, ids.to_text(total.series_id)), total), (find_credit(snapshot), half)):
         assert credit.series_id == report.series_id
         assert read_advantages(snapshot, credit).height == report.summary.steps
     assert find_credit(snapshot).title.startswith("gigpo (where rollout_index < 2), series ")
     back = run_credit(lk, GiGPO())
     assert (back.skipped, back.made_current) == (True, True)
-    assert find_credit(lk.snapshot()).series_id == whole.series_id
+    assert find_credit(lk.snapshot()).series_id == total.series_id
     after = read_advantages(lk.snapshot(), find_credit(lk.snapshot()), columns=before.columns[3:])
     assert after.height == before.height
     assert not run_credit(lk, GiGPO()).made_current, "it is current already: nothing is written"
@@ -294,8 +300,8 @@ def test_a_filter_is_a_series_of_its_own_and_takes_nothing_from_another(lk: Lake
 
 def test_only_brings_whole_groups_up_to_date_and_leaves_the_others(lk: Lake) -> None:
     first = run_credit(lk, GiGPO(), only="run_id = 'a' AND rollout_index = 0")
-    whole = lk.sql("SELECT count(DISTINCT group_id) AS groups, count(*) AS episodes FROM episodes WHERE run_id = 'a'")
-    assert (first.summary.groups, first.summary.episodes) == whole.row(0)
+    totals = lk.sql("SELECT count(DISTINCT group_id) AS groups, count(*) AS episodes FROM episodes WHERE run_id = 'a'")
+    assert (first.summary.groups, first.summary.episodes) == totals.row(0)
     second = run_credit(lk, GiGPO(), only="run_id = 'b'")
     assert second.series_id == first.series_id
     assert (second.groups_ended, second.groups_kept) == (0, 0)

@@ -39,7 +39,7 @@ def test_each_answer_is_what_was_planted_and_nothing_else_comes_close(prepared: 
     assert set(PLANTED) == {case.name for case in CASES}
     snapshot = prepared.snapshot()
     for case in CASES:
-        (found,) = snapshot.sql(case.sql).iter_rows(named=True)
-        assert found | PLANTED[case.name] == found, case.name
+        (row,) = snapshot.sql(case.sql).iter_rows(named=True)
+        assert row | PLANTED[case.name] == row, case.name
         if case.figure is not None:
-            assert found[case.figure] > 2 * abs(found[f"next_{case.figure}"]), (case.name, found)
+            assert row[case.figure] > 2 * abs(row[f"next_{case.figure}"]), (case.name, row)

@@ -52,20 +52,20 @@ def test_a_name_stands_for_one_set_of_weights(lk: Lake, models: Path) -> None:
 
 
 def test_a_folder_whose_weights_were_replaced_means_two_checkpoints(lk: Lake, models: Path, tmp_path: Path) -> None:
-    place = tmp_path / "policy"
+    folder = tmp_path / "policy"
     where = {"where": "task_id = 'game0'"}
-    shutil.copytree(models / "b", place)
-    first = rescore(lk, str(place), options=where)
-    shutil.rmtree(place)
-    shutil.copytree(models / "e", place)
+    shutil.copytree(models / "b", folder)
+    first = rescore(lk, str(folder), options=where)
+    shutil.rmtree(folder)
+    shutil.copytree(models / "e", folder)
     with pytest.raises(UsageError, match="'policy' names other weights"):
-        rescore(lk, str(place), options=where)
-    second = rescore(lk, str(place), name="replaced", options=where)
+        rescore(lk, str(folder), options=where)
+    second = rescore(lk, str(folder), name="replaced", options=where)
     snapshot = lk.snapshot()
     with pytest.raises(UsageError, match="means several checkpoints; name one of: replaced, policy"):
-        find_rescored(snapshot, str(place))
-    found = [find_rescored(snapshot, name).series_id for name in ("policy", "replaced", second.weights_sha256)]
-    assert found == [first.series_id, second.series_id, second.series_id]
+        find_rescored(snapshot, str(folder))
+    series_ids = [find_rescored(snapshot, name).series_id for name in ("policy", "replaced", second.weights_sha256)]
+    assert series_ids == [first.series_id, second.series_id, second.series_id]
 
 
 @pytest.mark.parametrize("text", ["nowhere", "games@1", "games@x", "@", ""])
@@ -93,8 +93,8 @@ def test_checkpoints_of_a_run(lk: Lake, models: Path, tmp_path: Path) -> None:
     newest = rescore(lk, "cloned")
     assert newest.checkpoint == "cloned@4"
     assert newest.weights_sha256 != by_step.weights_sha256
-    for place in (tmp_path / "run", tmp_path / "run" / "final"):
-        final = rescore(lk, str(place))
+    for run_path in (tmp_path / "run", tmp_path / "run" / "final"):
+        final = rescore(lk, str(run_path))
         assert (final.weights_sha256, final.present) == (newest.weights_sha256, newest.scored)
         assert final.checkpoint == "cloned@4"
         assert "'cloned@4' already; the name 'cloned@final' " in final.notes[0]
@@ -124,7 +124,7 @@ def test_the_command_prints_the_mismatch(lk: Lake, models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "fragment"),
     [
         (["--where", "nonsense = 1"], "is not a predicate"),
         (["--where", "false"], "no episode satisfies"),
@@ -132,16 +132,16 @@ def test_the_command_prints_the_mismatch(lk: Lake, models: Path) -> None:
         (["--max-length", "3"], "nothing remains"),
     ],
 )
-def test_mistakes_are_told(lk: Lake, models: Path, arguments: list[str], said: str) -> None:
+def test_mistakes_are_told(lk: Lake, models: Path, arguments: list[str], fragment: str) -> None:
     done = run("rescore", models / "e", "--lake", lk.uri, *arguments)
     assert done.exit_code != 0
-    assert said in str(done.exception or done.output)
+    assert fragment in str(done.exception or done.output)
 
 
 def test_rows_that_two_jobs_rendered_count_once(tmp_path: Path) -> None:
     lk = build_lake(tmp_path / "lake")
-    made = run("init-model", "--lake", lk.uri, "--out", tmp_path / "m", "--hidden-size", 32, "--vocabulary", 300)
-    assert made.exit_code == 0, made.output
+    command = run("init-model", "--lake", lk.uri, "--out", tmp_path / "m", "--hidden-size", 32, "--vocabulary", 300)
+    assert command.exit_code == 0, command.output
     where = {"where": "task_id = 'mixed' AND collection_round = 0"}
     report = rescore(lk, str(tmp_path / "m"), options=where)
     before = lk.sql("SELECT * FROM mismatch").to_dicts()

@@ -64,43 +64,51 @@ def without(path: Path, name: str) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def small_vocabulary(place: Path) -> None:
-    shutil.rmtree(place)
-    save_policy(place, ["w0", "w1"], TinyPolicyConfig(), 0)
+def small_vocabulary(folder: Path) -> None:
+    shutil.rmtree(folder)
+    save_policy(folder, ["w0", "w1"], TinyPolicyConfig(), 0)
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no model": ("b", shutil.rmtree, "there is no checkpoint"),
-    "a text": ("b", lambda place: (shutil.rmtree(place), place.write_text("hello")), "holds no model"),
+    "a text": ("b", lambda folder: (shutil.rmtree(folder), folder.write_text("hello")), "holds no model"),
     "torn weights": (
         "b",
-        lambda place: (place / "model.safetensors").write_bytes((place / "model.safetensors").read_bytes()[:2000]),
+        lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:2000]),
         "cannot be loaded as a causal language model",
     ),
-    "no weights": ("b", lambda place: (place / "model.safetensors").unlink(), "holds no weights (no model.safetensors"),
+    "no weights": (
+        "b",
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "holds no weights (no model.safetensors",
+    ),
     "a weight is missing": (
         "b",
-        lambda place: without(place / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"),
+        lambda folder: without(folder / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"),
         "lacks 1 of the model's weights, for example model.layers.0.self_attn.q_proj.weight; copy the whole model",
     ),
     "torn configuration": (
         "b",
-        lambda place: (place / "config.json").write_text('{"a'),
+        lambda folder: (folder / "config.json").write_text('{"a'),
         "config.json is damaged",
     ),
-    "no tokenizer": ("b", lambda place: (place / "tokenizer.json").write_text("{"), "holds no tokenizer"),
+    "no tokenizer": ("b", lambda folder: (folder / "tokenizer.json").write_text("{"), "holds no tokenizer"),
     "another vocabulary": ("b", small_vocabulary, "and the model knows ids below"),
-    "flipped bit": ("saved", lambda place: flip(place / "weights.safetensors"), "weights.safetensors is damaged"),
-    "lost weights": ("saved", lambda place: (place / "weights.safetensors").unlink(), "weights.safetensors is damaged"),
-    "torn state": ("saved", lambda place: (place / "state.json").write_text('{"x'), "state.json is damaged"),
+    "flipped bit": ("saved", lambda folder: flip(folder / "weights.safetensors"), "weights.safetensors is damaged"),
+    "lost weights": (
+        "saved",
+        lambda folder: (folder / "weights.safetensors").unlink(),
+        "weights.safetensors is damaged",
+    ),
+    "torn state": ("saved", lambda folder: (folder / "state.json").write_text('{"x'), "state.json is damaged"),
     "unknown loss": (
         "saved",
-        lambda place: edited(place / "state.json", lambda state: state["config"].update(loss={"name": "nonsense"})),
+        lambda folder: edited(folder / "state.json", lambda state: state["config"].update(loss={"name": "nonsense"})),
         "its configuration is damaged, or of another version of trajlake: `loss` has the name 'nonsense'; valid: 'sft'",
     ),
     "lost base model": (
         "saved",
-        lambda place: edited(place / "state.json", lambda state: state["config"].update(model="/nowhere/model")),
+        lambda folder: edited(folder / "state.json", lambda state: state["config"].update(model="/nowhere/model")),
         "/nowhere/model holds no model",
     ),
 }
@@ -108,23 +116,23 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_checkpoint_is_one_line(world: Path, tmp_path: Path, cli: Cli, name: str) -> None:
-    source, damage, said = DAMAGES[name]
-    place, lk = tmp_path / "place", lake.open(world / "lake")
-    shutil.copytree(world / source, place)
-    damage(place)
+    source, damage, fragment = DAMAGES[name]
+    folder, lk = tmp_path / "place", lake.open(world / "lake")
+    shutil.copytree(world / source, folder)
+    damage(folder)
     before = jobs(lk)
-    done = cli("rescore", place, "--lake", lk.uri)
+    done = cli("rescore", folder, "--lake", lk.uri)
     assert done.code != 0
     assert done.out == ""
     assert "Traceback" not in done.err
     line = done.err.splitlines()[-1]
     assert line.startswith("trajlake: ")
-    assert said in line
+    assert fragment in line
     assert jobs(lk) == before
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "fragment"),
     [
         (["rescore", "{b}", "--device", "nonsense"], "device 'nonsense' cannot be used"),
         (["rescore", "{b}", "--name", "stored"], "'stored' means the recorded log-probabilities"),
@@ -140,23 +148,23 @@ def test_a_damaged_checkpoint_is_one_line(world: Path, tmp_path: Path, cli: Cli,
         (["eval", "--k", ","], "give whole numbers from 1 on"),
     ],
 )
-def test_wrong_options_are_one_line(world: Path, cli: Cli, arguments: list[str], said: str) -> None:
+def test_wrong_options_are_one_line(world: Path, cli: Cli, arguments: list[str], fragment: str) -> None:
     words = [word.format(b=world / "b") for word in arguments]
-    assert said in cli(*words, "--lake", world / "lake").fault
+    assert fragment in cli(*words, "--lake", world / "lake").fault
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "fragment"),
     [
         (["rescore", "{b}"], "the lake holds no episodes"),
         (["ope", "--target", "b", "--behaviour", "b"], "'b' has scored nothing; no checkpoint is in `ratios`"),
         (["eval"], "the lake holds no episodes"),
     ],
 )
-def test_an_empty_lake_is_one_line(world: Path, tmp_path: Path, cli: Cli, arguments: list[str], said: str) -> None:
+def test_an_empty_lake_is_one_line(world: Path, tmp_path: Path, cli: Cli, arguments: list[str], fragment: str) -> None:
     lake.open(tmp_path / "empty", create=True)
     words = [word.format(b=world / "b") for word in arguments]
-    assert said in cli(*words, "--lake", tmp_path / "empty").fault
+    assert fragment in cli(*words, "--lake", tmp_path / "empty").fault
 
 
 def test_log_probabilities_that_were_not_recorded(world: Path, tmp_path: Path, cli: Cli) -> None:
@@ -174,13 +182,15 @@ def test_log_probabilities_that_were_not_recorded(world: Path, tmp_path: Path, c
 def test_two_processes_at_once_leave_each_action_once(world: Path, tmp_path: Path) -> None:
     lk = recorded(tmp_path / "lake", play(world / "b", tasks=4, siblings=15))
     command = ["rescore", str(world / "e"), "--lake", lk.uri]
-    both = [Command(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+    commands = [Command(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [process.communicate()[1] for process in commands]
+    assert [process.returncode for process in commands] == [0, 0], errors
     rows = lk.scan("ratios").collect()
     assert rows.select("episode_id", "step_index", "encoding_id").is_unique().all()
     assert rows.height == lk.scan("tokens").collect().height
-    found = [[int(number) for number in re.findall(r"(\d+) (?:actions scored|already there)", text)] for text in said]
-    lost = [int(number) for text in said for number in re.findall(r"removed from the lake: (\d+)", text)]
-    assert sum(scored for scored, _ in found) == rows.height
-    assert sum(present for _, present in found) + sum(lost) == rows.height, "the other one is told where they went"
+    counts = [
+        [int(number) for number in re.findall(r"(\d+) (?:actions scored|already there)", text)] for text in errors
+    ]
+    lost = [int(number) for text in errors for number in re.findall(r"removed from the lake: (\d+)", text)]
+    assert sum(scored for scored, _ in counts) == rows.height
+    assert sum(present for _, present in counts) + sum(lost) == rows.height, "the other one is told where they went"

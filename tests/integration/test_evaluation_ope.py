@@ -116,17 +116,17 @@ def table(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
 def test_the_policy_that_played_has_its_own_value(
     lk: Lake, games: list[EpisodeRecord], behaviour: str, score: str
 ) -> None:
-    found = table(evaluate(lk.snapshot(), "b", behaviour, score=score).rows)
+    rows = table(evaluate(lk.snapshot(), "b", behaviour, score=score).rows)
     mean = sum(episode.env_return or 0.0 for episode in games) / len(games)
     exact = 1e-9 if behaviour == "b" else 1e-4
-    for name, row in found.items():
+    for name, row in rows.items():
         assert row["refused"] is None
         assert row["value"] == pytest.approx(mean, abs=exact), name
         assert row["ess"] == pytest.approx(row["ess"] / row["ess_share"], rel=exact)
         assert row["mean_weight"] == pytest.approx(1.0, abs=exact)
         assert (row["episodes"], row["tasks"]) == (len(games), TASKS)
         assert row["low"] < mean < row["high"]
-    assert found["pdis"]["ess"] == pytest.approx(len(games), rel=exact)
+    assert rows["pdis"]["ess"] == pytest.approx(len(games), rel=exact)
 
 
 def test_the_value_of_another_policy_is_that_of_playing_it(lk: Lake, models: Path) -> None:
@@ -134,28 +134,28 @@ def test_the_value_of_another_policy_is_that_of_playing_it(lk: Lake, models: Pat
     played = play(models / "e", tasks=TASKS, siblings=100, seed=7)
     truth = sum(episode.env_return or 0.0 for episode in played) / len(played)
     for score in ("env_return", "env_reward"):
-        found = table(evaluate(lk.snapshot(), "e", "b", score=score).rows)
-        assert found["pdis"]["ess_share"] < 0.99, "the policies should differ"
+        rows = table(evaluate(lk.snapshot(), "e", "b", score=score).rows)
+        assert rows["pdis"]["ess_share"] < 0.99, "the policies should differ"
         for name in WEIGHED:
-            row = found[name]
+            row = rows[name]
             assert row["refused"] is None, name
             assert row["low"] < truth < row["high"], (name, row, truth)
 
 
 def test_what_cannot_be_told_is_not_told(lk: Lake) -> None:
-    found = table(evaluate(lk.snapshot(), "far", "b").rows)
+    rows = table(evaluate(lk.snapshot(), "far", "b").rows)
     for name in ("pdis", "wis", "wpdis", "dr"):
-        row = found[name]
+        row = rows[name]
         assert (row["value"], row["low"], row["high"]) == (None, None, None)
         assert row["refused"].startswith(f"effective sample size {row['ess']:.1f} of {row['episodes']}, needed are 50")
         assert row["ess"] < 50
-    assert found["clipped"]["value"] is None
-    assert found["behaviour"]["value"] is not None
+    assert rows["clipped"]["value"] is None
+    assert rows["behaviour"]["value"] is not None
 
 
 def test_few_episodes_are_never_enough(runs: Lake) -> None:
-    found = table(evaluate(runs.snapshot(), "b", "b", where=of_run("few")).rows)
-    assert found["pdis"]["refused"] == "effective sample size 45.0 of 45, needed are 50"
+    rows = table(evaluate(runs.snapshot(), "b", "b", where=of_run("few")).rows)
+    assert rows["pdis"]["refused"] == "effective sample size 45.0 of 45, needed are 50"
 
 
 # ---------------------------------------------------------------- what is read
@@ -208,9 +208,9 @@ def test_choices_that_were_not_the_policy_s_have_ratio_one(runs: Lake) -> None:
 
 
 def test_episodes_that_say_nothing_are_left_out_and_counted(runs: Lake) -> None:
-    found = evaluate(runs.snapshot(), "e", "b", where=of_run("silent"))
-    assert found.left_out == {NESTED: 1, "no score": 1, "a step not scored": 1}
-    assert set(found.rows["episodes"]) == {77}
+    evaluation = evaluate(runs.snapshot(), "e", "b", where=of_run("silent"))
+    assert evaluation.left_out == {NESTED: 1, "no score": 1, "a step not scored": 1}
+    assert set(evaluation.rows["episodes"]) == {77}
     rewards = evaluate(runs.snapshot(), "e", "b", score="env_reward", where=of_run("silent"))
     assert rewards.left_out == {NESTED: 1, "a step not scored": 1, "a reward unknown": 1}
 
@@ -223,15 +223,15 @@ def test_a_scorer_s_values_are_evaluated(runs: Lake) -> None:
             scorer=pl.lit("length"), scorer_version=pl.lit("v1"), value=pl.col("num_steps").cast(pl.Float64)
         )
         job.write("scores", scores.drop("num_steps"))
-    found = table(evaluate(runs.snapshot(), "b", "b", score="length", where=of_run("fixed")).rows)
-    assert found["pdis"]["value"] == pytest.approx(lengths["num_steps"].mean())
+    fixed_rows = table(evaluate(runs.snapshot(), "b", "b", score="length", where=of_run("fixed")).rows)
+    assert fixed_rows["pdis"]["value"] == pytest.approx(lengths["num_steps"].mean())
 
 
 # ---------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
-    ("run_id", "behaviour", "said"),
+    ("run_id", "behaviour", "fragment"),
     [
         ("greedy", "b", "were decoded greedily"),
         ("no temperature", "b", "do not say at which temperature"),
@@ -243,17 +243,17 @@ def test_a_scorer_s_values_are_evaluated(runs: Lake) -> None:
         ("raw", "stored", "of another distribution"),
     ],
 )
-def test_data_without_support_is_refused(runs: Lake, run_id: str, behaviour: str, said: str) -> None:
-    with pytest.raises(DataRefusedError, match=said) as refused:
+def test_data_without_support_is_refused(runs: Lake, run_id: str, behaviour: str, fragment: str) -> None:
+    with pytest.raises(DataRefusedError, match=fragment) as refused:
         evaluate(runs.snapshot(), "e", behaviour, where=of_run(run_id))
     assert "for example episode_id=" in str(refused.value)
     assert "trajlake eval" in str(refused.value)
 
 
 def test_two_checkpoints_need_no_recorded_log_probabilities(runs: Lake) -> None:
-    found = evaluate(runs.snapshot(), "e", "b", where=of_run("unrecorded"))
-    assert table(found.rows)["pdis"]["value"] is not None
-    assert any("confirm that 'b'" in note for note in found.notes)
+    evaluation = evaluate(runs.snapshot(), "e", "b", where=of_run("unrecorded"))
+    assert table(evaluation.rows)["pdis"]["value"] is not None
+    assert any("confirm that 'b'" in note for note in evaluation.notes)
 
 
 def test_a_behaviour_policy_that_did_not_act_is_refused(lk: Lake) -> None:
@@ -307,7 +307,7 @@ def test_the_command(lk: Lake, models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "fragment"),
     [
         (["--target", "nobody", "--behaviour", "b"], "checkpoint 'nobody' has scored nothing; name one of: "),
         (["--target", "e", "--behaviour", "nobody"], "checkpoint 'nobody' has scored nothing"),
@@ -316,14 +316,14 @@ def test_the_command(lk: Lake, models: Path) -> None:
         (["--target", "e", "--behaviour", "b", "--gamma", "2"], "valid are 0 < gamma <= 1"),
     ],
 )
-def test_mistakes_are_told(lk: Lake, arguments: list[str], said: str) -> None:
+def test_mistakes_are_told(lk: Lake, arguments: list[str], fragment: str) -> None:
     done = run("ope", "--lake", lk.uri, *arguments)
     assert done.exit_code != 0
-    assert said in str(done.exception)
+    assert fragment in str(done.exception)
 
 
 def test_nothing_of_torch_is_loaded_to_evaluate(lk: Lake) -> None:
-    """The estimators, and the two commands that only read, in a process of their own."""
+    """The estimators, and the two commands that only read, in their own process."""
     import subprocess
     import sys
 

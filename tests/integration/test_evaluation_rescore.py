@@ -82,8 +82,8 @@ def test_the_policy_that_played_has_ratios_of_one(lk: Lake, models: Path) -> Non
 
 
 def test_the_log_ratio_is_that_of_the_recorded_tokens(scored: Lake) -> None:
-    both = ratios(scored).join(scored.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
-    for row in both.iter_rows(named=True):
+    frame = ratios(scored).join(scored.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
+    for row in frame.iter_rows(named=True):
         expected = sum(np.array(row["logprobs"]) - np.array(row["action_logprobs"]))
         assert row["log_ratio"] == pytest.approx(expected, abs=1e-6)
 
@@ -99,9 +99,9 @@ def test_only_what_is_missing_is_scored(lk: Lake, models: Path) -> None:
     assert rows.height == first.scored + rest.scored == lk.scan("tokens").collect().height
     assert rows.select([*KEYS, "encoding_id"]).is_unique().all()
     assert first.series_id == rest.series_id
-    other = rescore(lk, str(models / "b"))
-    assert other.series_id != first.series_id
-    assert other.present == 0
+    other_report = rescore(lk, str(models / "b"))
+    assert other_report.series_id != first.series_id
+    assert other_report.present == 0
 
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -159,9 +159,9 @@ def test_raw_log_probabilities_count_at_temperature_one_only(changed: Lake) -> N
 
 
 def test_tokens_that_were_not_sampled_are_scored_and_not_counted(changed: Lake) -> None:
-    both = rows_of(changed, "masked").join(changed.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
-    assert (both["logprobs"].list.len() == ACTION).all()
-    for row in both.iter_rows(named=True):
+    frame = rows_of(changed, "masked").join(changed.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
+    assert (frame["logprobs"].list.len() == ACTION).all()
+    for row in frame.iter_rows(named=True):
         assert row["log_ratio"] == pytest.approx(row["logprobs"][0] - row["action_logprobs"][0], abs=1e-6)
 
 
@@ -181,13 +181,15 @@ def test_what_cannot_be_scored_is_told(lk: Lake, models: Path) -> None:
 def test_chunks_and_budgets_change_nothing(
     scored: Lake, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = ratios(scored)
-    other = recorded(tmp_path / "other", play(models / "b", tasks=4, siblings=4, turns=3, heat=0.7, seed=1))
+    frame = ratios(scored)
+    other_lake = recorded(tmp_path / "other", play(models / "b", tasks=4, siblings=4, turns=3, heat=0.7, seed=1))
     monkeypatch.setattr("trainer.evaluation.scoring.CHUNK_TOKENS", (60, 60))
-    small = ratios(other, rescore(other, str(models / "e"), options={"token_budget": 20}, commit_seconds=0).series_id)
-    both = small.join(whole, on=[*KEYS, "encoding_id"], suffix="_whole")
-    assert both.height == small.height
-    for row in both.iter_rows(named=True):
+    small = ratios(
+        other_lake, rescore(other_lake, str(models / "e"), options={"token_budget": 20}, commit_seconds=0).series_id
+    )
+    joined = small.join(frame, on=[*KEYS, "encoding_id"], suffix="_whole")
+    assert joined.height == small.height
+    for row in joined.iter_rows(named=True):
         assert row["logprobs"] == pytest.approx(row["logprobs_whole"], abs=2e-5)
 
 
@@ -196,15 +198,21 @@ def test_processes_give_the_same_bits_and_load_the_model_once_each(
     lk: Lake, models: Path, games: list[EpisodeRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.evaluation.scoring.CHUNK_TOKENS", (60, 60))
-    here = rescore(lk, str(models / "e"), commit_seconds=600)
-    other = recorded(tmp_path / "other", games)
-    there = rescore(other, str(models / "e"), executor=LocalExecutor(1, processes=True), commit_seconds=600)
+    in_process = rescore(lk, str(models / "e"), commit_seconds=600)
+    other_lake = recorded(tmp_path / "other", games)
+    in_workers = rescore(other_lake, str(models / "e"), executor=LocalExecutor(1, processes=True), commit_seconds=600)
     plain = ["write_id", "job_id", "sequence"]
-    assert ratios(other).drop(plain, strict=False).equals(ratios(lk).drop(plain, strict=False), null_equal=True)
-    assert (there.scored, there.tokens, len(there.job_ids)) == (here.scored, here.tokens, len(here.job_ids))
+    assert ratios(other_lake).drop(plain, strict=False).equals(ratios(lk).drop(plain, strict=False), null_equal=True)
+    assert (in_workers.scored, in_workers.tokens, len(in_workers.job_ids)) == (
+        in_process.scored,
+        in_process.tokens,
+        len(in_process.job_ids),
+    )
     counts = "SELECT rows_in, rows_out, counts FROM job_runs WHERE kind = 'rescore'"
-    assert other.sql(counts).rows() == lk.sql(counts).rows()
-    assert other.scan("ratios").select(pl.col("write_id").n_unique()).collect().item() > 1, "there were several parts"
+    assert other_lake.sql(counts).rows() == lk.sql(counts).rows()
+    assert other_lake.scan("ratios").select(pl.col("write_id").n_unique()).collect().item() > 1, (
+        "there were several parts"
+    )
 
 
 # ---------------------------------------------------------------- others at work
@@ -262,7 +270,7 @@ def test_an_interrupted_run_goes_on_where_it_was(lk: Lake, models: Path, monkeyp
 @pytest.mark.slow("a rescoring that is killed goes on where it was")
 @pytest.mark.parametrize("commits", [1, 3])
 def test_a_killed_run_goes_on_where_it_was(lk: Lake, models: Path, commits: int) -> None:
-    """SIGKILL in the middle of whatever follows a commit: what is visible is whole, and the rest follows once."""
+    """SIGKILL in the middle of what follows a commit: what is visible is whole, and the rest follows once."""
     worker = subprocess.Popen(
         [sys.executable, "-c", _WORKER, lk.uri, models / "e"],
         stdout=subprocess.PIPE,
@@ -292,8 +300,10 @@ def test_a_killed_run_goes_on_where_it_was(lk: Lake, models: Path, commits: int)
 
 def test_the_mismatch_is_what_counting_gives(scored: Lake) -> None:
     (row,) = scored.sql("SELECT * FROM mismatch").to_dicts()
-    both = ratios(scored).join(scored.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
-    steps = [np.array(r["logprobs"], float) - np.array(r["action_logprobs"], float) for r in both.iter_rows(named=True)]
+    frame = ratios(scored).join(scored.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
+    steps = [
+        np.array(r["logprobs"], float) - np.array(r["action_logprobs"], float) for r in frame.iter_rows(named=True)
+    ]
     d = np.concatenate(steps)
     assert (row["steps"], row["tokens"], row["unknown_steps"]) == (len(steps), len(d), 0)
     assert row["mean_abs"] == pytest.approx(np.abs(d).mean())
@@ -303,7 +313,7 @@ def test_the_mismatch_is_what_counting_gives(scored: Lake) -> None:
     quantiles = np.exp(np.quantile([step.sum() for step in steps], [0.05, 0.5, 0.95]))
     assert [row["turn_q05"], row["turn_q50"], row["turn_q95"]] == pytest.approx(quantiles.tolist())
     by_episode: dict[int, float] = {}
-    for episode_id, step in zip(both["episode_id"], steps, strict=True):
+    for episode_id, step in zip(frame["episode_id"], steps, strict=True):
         by_episode[episode_id] = by_episode.get(episode_id, 0.0) + float(step.sum())
     weight = np.exp(list(by_episode.values()))
     assert row["episodes"] == len(weight)

@@ -1,4 +1,5 @@
-"""examples/cluster by the one command of its README, in a copy; its manifest, as far as it can be told from here."""
+"""examples/cluster by the one command of its README, in a copy; its manifest, as far as a machine without a cluster
+shows it."""
 
 import os
 import re
@@ -28,12 +29,12 @@ KNOWN = {
 
 
 def test_the_manifest_names_fields_of_the_operator_and_the_ray_that_is_pinned() -> None:
-    found = yaml.safe_load(Path(CHECKOUT, "examples/cluster/kuberay.yaml").read_text("utf-8"))
-    assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayJob")
-    spec, cluster = found["spec"], found["spec"]["rayClusterSpec"]
+    documents = yaml.safe_load(Path(CHECKOUT, "examples/cluster/kuberay.yaml").read_text("utf-8"))
+    assert (documents["apiVersion"], documents["kind"]) == ("ray.io/v1", "RayJob")
+    spec, cluster = documents["spec"], documents["spec"]["rayClusterSpec"]
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
     containers = [group["template"]["spec"]["containers"] for group in (head, workers)]
-    assert set(found) == KNOWN["RayJob"]
+    assert set(documents) == KNOWN["RayJob"]
     assert set(spec) <= KNOWN["spec"]
     assert set(cluster) <= KNOWN["rayClusterSpec"]
     assert set(head) <= KNOWN["headGroupSpec"]
@@ -62,10 +63,10 @@ def test_the_one_command_goes_from_agents_to_the_viewer(tmp_path: Path) -> None:
         start_new_session=True,
     )
     assert process.stdout is not None
-    said: list[str] = []
+    lines: list[str] = []
     try:
         for line in process.stdout:
-            said.append(line)
+            lines.append(line)
             if address := re.search(r"http://127\.0\.0\.1:\d+", line):
                 with urllib.request.urlopen(f"{address[0]}/_stcore/health") as answer:
                     assert answer.read() == b"ok"
@@ -73,7 +74,7 @@ def test_the_one_command_goes_from_agents_to_the_viewer(tmp_path: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=120)
-    text = "".join(said)
+    text = "".join(lines)
     for expected in re.findall(r"^(192 .*|trained: .*|run@final .*)$", example.page, re.MULTILINE):
         pattern = re.escape(expected).replace(re.escape("..."), ".*")
         assert re.search(f"^{pattern}$", text, re.MULTILINE), f"{expected!r} is not in {text[-4000:]!r}"

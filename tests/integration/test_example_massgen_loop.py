@@ -38,8 +38,8 @@ def test_an_engine_that_does_not_answer_is_an_error_not_a_wrong_answer(tmp_path:
 
 def played(example: Example, run: str) -> None:
     """The held-out questions; what the sessions earn depends a little on what the engine computes together."""
-    said = example.run(f"trajlake collect --lake L --run {run}")
-    assert f"run {run}: 1 round, 144 episodes finished, 0 failed, 0 aborted" in said
+    printed = example.run(f"trajlake collect --lake L --run {run}")
+    assert f"run {run}: 1 round, 144 episodes finished, 0 failed, 0 aborted" in printed
 
 
 def test_teams_are_better_after_training_on_what_earlier_ones_earned(tmp_path: Path) -> None:

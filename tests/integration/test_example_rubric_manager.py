@@ -43,19 +43,19 @@ def test_what_the_page_prints_before_the_engine_is_started(tmp_path: Path) -> No
 
 
 def test_a_model_behind_a_url_writes_the_texts_that_are_judged(tmp_path: Path) -> None:
-    """By the manager's criteria, each under a seed of its own."""
+    """By the manager's criteria, each under its own seed."""
     folder = Example("rubric_manager", tmp_path / "example").folder
     rubric = {"role": "assistant", "content": '{"criteria": ["steps", "costs"]}'}
 
     async def played(url: str) -> list[Any]:
-        given = {"worker": url, "worker_model": "writer", "texts": 2}
-        environment = load_environment(f"{folder / 'environment.py'}:make", given)()
+        arguments = {"worker": url, "worker_model": "writer", "texts": 2}
+        environment = load_environment(f"{folder / 'environment.py'}:make", arguments)()
         await environment.reset(Task(seed=7))
         return (await environment.step(rubric)).messages
 
     with serving(lambda body: f"text {body['seed']}") as server:
-        found = asyncio.run(played(server.url.removesuffix("/v1")))
-    assert found == [{"role": "user", "name": "worker", "content": f"text {seed}"} for seed in (700, 701)]
+        outcome = asyncio.run(played(server.url.removesuffix("/v1")))
+    assert outcome == [{"role": "user", "name": "worker", "content": f"text {seed}"} for seed in (700, 701)]
     assert [body["model"] for body in server.requests] == ["writer"] * 2
     assert all("steps, costs" in body["messages"][0]["content"] for body in server.requests)
 
@@ -69,9 +69,9 @@ def test_the_loop_runs_as_the_page_says_and_earns_more(tmp_path: Path) -> None:
     config = example.folder / "loop.toml"
     config.write_text(config.read_text("utf-8").replace(":8000", f":{port}"), "utf-8")
     with example.running("trajlake serve"):
-        said = example.run("trajlake loop")
-    assert "sft: 76 updates, run/sft/final" in said
-    assert "8 rounds, 8 updates; ended by rounds; the model is in run/final" in said
+        printed = example.run("trajlake loop")
+    assert "sft: 76 updates, run/sft/final" in printed
+    assert "8 rounds, 8 updates; ended by rounds; the model is in run/final" in printed
     lk = lake.open(example.folder / "L")
     rounds = lk.sql((example.folder / "answers.sql").read_text("utf-8")).to_dicts()
     assert [row["round"] for row in rounds] == list(range(8))

@@ -77,8 +77,8 @@ def test_a_small_ladder_runs_stops_goes_on_and_reports(tmp_path: Path, monkeypat
     assert jobs == len(SMALL.noises) + SMALL.seeds + SMALL.tuning_seeds + tuned + trained * SMALL.seeds
 
     again = run_task(out, data, done[-1])
-    kept = results.of[done[-1]]
-    assert (again.successes, again.tokens) == (kept.successes, kept.tokens)
+    last_done = results.of[done[-1]]
+    assert (again.successes, again.tokens) == (last_done.successes, last_done.tokens)
     assert Results(out / "results.jsonl").of == results.of
 
     write_report(out, SMALL, page)

@@ -47,16 +47,16 @@ def test_every_table_shows_the_same_rows_before_and_after(lk: Lake) -> None:
 
 def test_processes_merge_the_same_files(lk: Lake, tmp_path: Path) -> None:
     """Bins of two files; a merged file has the digest of its bytes in its name."""
-    other = full_lake(tmp_path / "other")
+    other_lake = full_lake(tmp_path / "other")
     size = max(entry.bytes for entry in lk.snapshot().entries("steps")) * 5 // 2
 
-    def merged(one: Lake, executor: LocalExecutor | None) -> tuple[Compaction, list[str]]:
-        done = one.compact("steps", target_bytes=size, executor=executor)
-        return done, sorted(entry.name.rpartition("-")[2] for entry in one.snapshot().entries("steps"))
+    def merged(lk: Lake, executor: LocalExecutor | None) -> tuple[Compaction, list[str]]:
+        done = lk.compact("steps", target_bytes=size, executor=executor)
+        return done, sorted(entry.name.rpartition("-")[2] for entry in lk.snapshot().entries("steps"))
 
-    here, there = merged(lk, None), merged(other, LocalExecutor(2, processes=True))
-    assert there == here
-    assert here[0].files_after > 1
+    in_process, in_workers = merged(lk, None), merged(other_lake, LocalExecutor(2, processes=True))
+    assert in_workers == in_process
+    assert in_process[0].files_after > 1
 
 
 def test_rows_are_in_the_tables_order_and_the_file_in_the_lakes_encoding(lk: Lake) -> None:
@@ -122,12 +122,12 @@ def test_a_snapshot_older_than_the_rows_of_a_compacted_file_does_not_show_them(t
 
 def test_two_compactions_at_once_do_not_double_rows(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = everything(lk.snapshot())
-    other = lake.open(lk.uri)
+    reader = lake.open(lk.uri)
     write = lk._store._write
 
     def late(*args: object, **options: object) -> object:
         monkeypatch.undo()
-        other.compact("steps")
+        reader.compact("steps")
         return write(*args, **options)
 
     monkeypatch.setattr(lk._store, "_write", late)
@@ -138,12 +138,12 @@ def test_two_compactions_at_once_do_not_double_rows(lk: Lake, monkeypatch: pytes
 
 
 def test_appends_beside_a_compaction_succeed(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = lake.open(lk.uri)
+    reader = lake.open(lk.uri)
     write = lk._store._write
 
     def meanwhile(*args: object, **options: object) -> object:
         monkeypatch.undo()
-        other.append([episode("meanwhile", tokens=True)], run_id="run")
+        reader.append([episode("meanwhile", tokens=True)], run_id="run")
         return write(*args, **options)
 
     before = assert_whole(lk.snapshot())

@@ -1,10 +1,10 @@
-"""Many writers on one lake: processes and threads, creators and readers, none of which knows of the others.
+"""Many writers on one lake: processes and threads, creators and readers, each without knowledge of the others.
 
 Races over the same records are in test_lake_faults_writers.
 
 1. Nothing is lost and nothing is written twice.
 2. A lake may be created by several processes at the same moment.
-3. A snapshot is consistent: whatever a row in it refers to is in it too, however the tables move while it is taken.
+3. A snapshot is consistent: all that a row in it refers to is in it too, however the tables move while it is taken.
 """
 
 import threading
@@ -28,13 +28,13 @@ def test_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
     lk = lake.open(tmp_path / "lake", create=True)
     workers = [Worker("record", lk.uri, f"worker {n}", 3, 3) for n in range(3)]
     at_the_gate(*workers)
-    seen = []
+    episodes = []
     while any(worker.running for worker in workers):
-        seen.append(assert_whole(lk.snapshot()))
+        episodes.append(assert_whole(lk.snapshot()))
         time.sleep(0.1)  # the workers need the machine, too
     for worker in workers:
         worker.finish()
-    assert seen == sorted(seen)
+    assert episodes == sorted(episodes)
     assert assert_whole(lk.snapshot()) == 3 * 3 * 3
     assert lk.snapshot().dead_write_ids == frozenset(), "disjoint batches never abandon a write"
     new = lk.sql("SELECT job_id, count(*) AS n, sum(value) AS new FROM metrics GROUP BY job_id")
@@ -102,18 +102,18 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one Lake", "a Lake each"])
 def test_threads_that_record_overlapping_episodes_write_them_once(tmp_path: Path, shared: bool) -> None:
-    one = lake.open(tmp_path / "lake", create=True)
+    first = lake.open(tmp_path / "lake", create=True)
 
     def work(number: int) -> None:
-        lk = one if shared else lake.open(one.uri)
+        lk = first if shared else lake.open(first.uri)
         with lk.job(kind="collect", run_id="run") as job:
             for start in range(0, 12, 3):
                 job.record([episode("task", start + number + index) for index in range(4)])
                 assert_whole(lk.snapshot())
 
     in_threads(4, work)
-    assert assert_whole(one.snapshot()) == 16
-    again = lake.open(one.uri)
+    assert assert_whole(first.snapshot()) == 16
+    again = lake.open(first.uri)
     with again.job(kind="collect", run_id="run") as job:
         assert job.record([episode("task", index) for index in range(16)]).present == 16
 
@@ -123,15 +123,15 @@ def test_what_one_thread_learns_of_the_lake_another_does_not_forget(
 ) -> None:
     """Two threads share an index of what is present. One is held while it brings it up to date; the other writes.
 
-    Had the other been let in, the first would go on with an index that does not hold what the other wrote.
+    Had the other been let in, the first would continue with an index that does not hold what the other wrote.
     """
-    lk, other = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
-    with other.job(kind="collect", run_id="run") as job:
+    lk, second = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    with second.job(kind="collect", run_id="run") as job:
         job.record([episode("before")])
     entered, written = threading.Event(), threading.Event()
     concat = pl.concat
 
-    def held(items: list[pl.DataFrame], **options: object) -> pl.DataFrame:
+    def wait_and_concat(items: list[pl.DataFrame], **options: object) -> pl.DataFrame:
         entered.set()
         # Let in, the second thread is done long before this; locked out, it waits for us.
         written.wait(timeout=0.5)
@@ -140,7 +140,7 @@ def test_what_one_thread_learns_of_the_lake_another_does_not_forget(
     def work(number: int) -> None:
         with lk.job(kind="collect", run_id="run") as job:
             if number == 0:
-                monkeypatch.setattr(pl, "concat", held)
+                monkeypatch.setattr(pl, "concat", wait_and_concat)
                 job.record([episode("first")])
             else:
                 entered.wait()
@@ -159,7 +159,7 @@ def test_what_one_thread_learns_of_the_lake_another_does_not_forget(
 def test_a_thread_that_reads_never_disturbs_one_that_writes(tmp_path: Path) -> None:
     """They share handles: a snapshot moves the writer's handle on between its check and its commit."""
     lk = lake.open(tmp_path / "lake", create=True)
-    other = lake.open(tmp_path / "lake")
+    second = lake.open(tmp_path / "lake")
     done = threading.Event()
 
     def work(number: int) -> None:
@@ -167,7 +167,7 @@ def test_a_thread_that_reads_never_disturbs_one_that_writes(tmp_path: Path) -> N
             while not done.wait(0.01):
                 lk.snapshot()
             return
-        with (lk if number == 1 else other).job(kind="collect", run_id="run") as job:
+        with (lk if number == 1 else second).job(kind="collect", run_id="run") as job:
             for index in range(3):
                 assert job.record([episode(f"task {number}", index)]).new == 1
         if number == 1:

@@ -1,8 +1,8 @@
-"""Ingest killed beside each of its commits and run again: the lake shows what an undisturbed run would have written.
+"""Ingest killed next to each of its commits and run again: the lake shows what an undisturbed run would have written.
 
-1. Nothing half visible: every snapshot taken meanwhile holds whole episodes only.
+1. Nothing half visible: every snapshot taken in the meantime holds whole episodes only.
 2. Nothing lost, nothing twice: after the same command ran to its end, the visible contents are those of an undisturbed
-   run, whatever was killed before, with whatever batch size.
+   run, no matter what was killed before, with any batch size.
 3. Everything accounted for: records in = new + already present + rejects, in every report.
 
 The processes are real, and killed with SIGKILL. Kills at random moments, followed by other content, are in
@@ -48,16 +48,16 @@ def undisturbed(file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return contents(lk.snapshot())
 
 
-def holds_part_of(lk: lake.Lake, whole: dict[str, pl.DataFrame]) -> int:
+def holds_part_of(lk: lake.Lake, frames: dict[str, pl.DataFrame]) -> int:
     """Everything visible is whole, and is in the undisturbed lake; the number of episodes."""
     snapshot = lk.snapshot()
     for name, frame in contents(snapshot).items():
-        assert frame.join(whole[name], on=frame.columns[:2], how="anti", nulls_equal=True).is_empty()
+        assert frame.join(frames[name], on=frame.columns[:2], how="anti", nulls_equal=True).is_empty()
     return assert_whole(snapshot)
 
 
 def finished(lk: lake.Lake, file: Path, batch_size: int, undisturbed: dict[str, pl.DataFrame]) -> None:
-    """The same file once more, to the end."""
+    """The same file again, to the end."""
     present = lk.scan("episodes").collect().height
     report = ingest(lk, file, run_id="run", batch_size=batch_size)
     assert report.records == report.new + report.present + report.rejected
@@ -83,20 +83,20 @@ PLACES = [
 """Between any two steps of an ingest: the place, which of its calls, and on which side of it to die."""
 
 
-@pytest.mark.parametrize(("place", "number", "when"), PLACES)
+@pytest.mark.parametrize(("point", "number", "when"), PLACES)
 def test_killed_between_two_commits(
-    tmp_path: Path, file: Path, undisturbed: dict[str, pl.DataFrame], place: str, number: int, when: str
+    tmp_path: Path, file: Path, undisturbed: dict[str, pl.DataFrame], point: str, number: int, when: str
 ) -> None:
     uri = tmp_path / "lake"
-    worker = Worker("ingest", uri, file, "run", 12, faults=f"{place} {number} {when} kill")
+    worker = Worker("ingest", uri, file, "run", 12, faults=f"{point} {number} {when} kill")
     at_the_gate(worker)
     assert worker.wait() == -9, worker.error
     with Faults() as faults:
         faults.inject("kill -9 next to a commit")
         lk = lake.open(uri, create=True)
-        seen = holds_part_of(lk, undisturbed)
-        if place == "commit:episodes":
-            assert (seen > 0) == (number > 1 or when == "after")
+        fraction = holds_part_of(lk, undisturbed)
+        if point == "commit:episodes":
+            assert (fraction > 0) == (number > 1 or when == "after")
             dead = lk.snapshot().dead_write_ids
             assert len(dead) == (when == "before"), "children without their episodes are dead, and nothing else is"
         finished(lk, file, 33, undisturbed)
@@ -106,15 +106,15 @@ def test_killed_between_two_commits(
 def test_killed_again_and_again(tmp_path: Path, file: Path, undisturbed: dict[str, pl.DataFrame]) -> None:
     """Each attempt dies one batch later, with another batch size, between children and episodes."""
     lk = lake.open(tmp_path / "lake", create=True)
-    seen = [0]
+    fractions = [0]
     with Faults() as faults:
         for batch_size in (10, 20, 9):
             worker = Worker("ingest", lk.uri, file, "run", batch_size, faults="commit:episodes 2 before kill")
             at_the_gate(worker)
             assert worker.wait() == -9, worker.error
             faults.inject("kill -9 between the children's commits and the episodes' commit")
-            seen.append(holds_part_of(lk, undisturbed))
-        assert seen == sorted(set(seen)), "every attempt got one batch further"
+            fractions.append(holds_part_of(lk, undisturbed))
+        assert fractions == sorted(set(fractions)), "every attempt got one batch further"
         assert len(lk.snapshot().dead_write_ids) == 3
         finished(lk, file, 13, undisturbed)
         finished(lk, file, 29, undisturbed)

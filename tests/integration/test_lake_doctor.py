@@ -22,7 +22,7 @@ from testkit.examples import mostly_slow
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two episodes of two steps; copied before it is harmed."""
     lk = lake.open(tmp_path_factory.mktemp("doctor") / "lake", create=True)
     lk.append([episode("a"), episode("b", tokens=True)], run_id="run")
@@ -30,8 +30,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def lk(made: Path, tmp_path: Path) -> Lake:
-    return lake.open(shutil.copytree(made, tmp_path / "lake"))
+def lk(made_lake: Path, tmp_path: Path) -> Lake:
+    return lake.open(shutil.copytree(made_lake, tmp_path / "lake"))
 
 
 def write(lk: Lake, name: str, frame: pl.DataFrame) -> None:
@@ -64,17 +64,17 @@ def test_a_whole_lake_is_fine(lk: Lake) -> None:
 
 def test_an_episode_without_some_of_its_steps(lk: Lake) -> None:
     row = lk.scan("episodes").head(1).collect()
-    other = row.with_columns(episode_id=pl.lit(5), task_id=pl.lit("c"), group_id=pl.lit(6))
-    write(lk, "episodes", other)
+    other_row = row.with_columns(episode_id=pl.lit(5), task_id=pl.lit("c"), group_id=pl.lit(6))
+    write(lk, "episodes", other_row)
     assert wrong(lk) == {"steps have no gaps": f"{ids.to_text(5)} has 0 of 2 steps"}
 
 
 def test_steps_without_an_episode(lk: Lake) -> None:
     write(lk, "steps", lk.scan("steps").head(1).collect().with_columns(episode_id=pl.lit(5)))
     assert len(wrong(lk)) == 1
-    told = detail(lk, "step has an episode")
-    assert told.startswith(ids.to_text(5))
-    assert "but no episode" in told
+    details = detail(lk, "step has an episode")
+    assert details.startswith(ids.to_text(5))
+    assert "but no episode" in details
 
 
 def test_two_attempts_that_both_count(lk: Lake) -> None:
@@ -211,18 +211,18 @@ def test_a_flipped_bit_is_found_in_every_column_chunk(lk: Lake, name: str) -> No
     snapshot = lk.snapshot()
     entry = snapshot.entries(name)[0]
     path = Path(entry.path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     group = pq.ParquetFile(path).metadata.row_group(0)
     assert group.num_columns >= len(TABLES[name].columns)
     for number in range(group.num_columns):
         chunk = group.column(number)
         start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
-        for place in (start, start + chunk.total_compressed_size // 2, start + chunk.total_compressed_size - 1):
-            data = bytearray(whole)
-            data[place] ^= 1 << number % 8
+        for position in (start, start + chunk.total_compressed_size // 2, start + chunk.total_compressed_size - 1):
+            data = bytearray(content)
+            data[position] ^= 1 << number % 8
             path.write_bytes(data)
             assert "what was written" in str(doctor._check_file(snapshot, name, entry)), chunk.path_in_schema
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert doctor._check_file(snapshot, name, entry) is None
 
 
@@ -241,16 +241,16 @@ def test_a_flipped_bit_is_found_in_every_column_chunk(lk: Lake, name: str) -> No
 )
 def test_a_log_that_lacks_a_commit(lk: Lake, name: str, state: str) -> None:
     """What a power cut may leave."""
-    (one, _) = lk.scan("episodes").collect()["episode_id"]
-    lk.retract([one])
+    (episode_id, _) = lk.scan("episodes").collect()["episode_id"]
+    lk.retract([episode_id])
     lk.append([episode("c")], run_id="run")
     entry = Path(lk.uri) / name / "_delta_log" / f"{1:020d}.json"
     entry.unlink()
     if state == "empty":
         entry.touch()
-    found = " ".join(diagnose(lk.uri).filter(pl.col("verdict") == "wrong")["detail"])
+    details = " ".join(diagnose(lk.uri).filter(pl.col("verdict") == "wrong")["detail"])
     says = (f"commit 1 of `{name}` is {state}", f"table {name} is damaged", "jobs retracted 1 episode")
-    assert any(text in found for text in says)
+    assert any(text in details for text in says)
 
 
 def test_a_newest_commit_that_is_gone_is_missed(lk: Lake) -> None:

@@ -1,6 +1,6 @@
 """Every job on every executor gives the same rows, figures and files; on Ray with several nodes, and a lake in S3.
 
-1. Nobody dies.
+1. No one dies.
 2. A worker, a node, the driver is killed.
 """
 
@@ -64,7 +64,7 @@ class Given:
     """What jobs work with.
 
     Attributes:
-        functions: a module with a helper beside it.
+        functions: a module with a helper next to it.
         folder: for the model.
     """
 
@@ -94,21 +94,21 @@ class Given:
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
+def jobs_sent(tmp_path_factory: pytest.TempPathFactory) -> Given:
     folder = tmp_path_factory.mktemp("given")
     module(folder, "def third(n):\n    return n / 3\n", "helpers.py")
     return Given(module(folder, FUNCTIONS), folder)
 
 
 def jobs_of(
-    given: Given, out: Path, kinds: Collection[str] = JOB_NAMES, names: Sequence[str] = NAMES
+    jobs_sent: Given, out: Path, kinds: Collection[str] = JOB_NAMES, names: Sequence[str] = NAMES
 ) -> list[tuple[str, dict[str, Any]]]:
     """Each job of some kinds with its arguments; scoring by a function first."""
     jobs: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        *(("score", lambda name=name: {"target": f"{given.functions}:{name}"}) for name in names),
+        *(("score", lambda name=name: {"target": f"{jobs_sent.functions}:{name}"}) for name in names),
         ("score", lambda: {"target": "tool_success"}),
         ("credit", dict),
-        ("rescore", lambda: {"model": given.model}),
+        ("rescore", lambda: {"model": jobs_sent.model}),
         ("export", lambda: {"out": str(out)}),
         ("compact", lambda: {"target_bytes": 10_000}),  # two files a part
         ("ingest", lambda: {"source": str(files(out.parent / "files")), "part_bytes": 2000}),
@@ -127,12 +127,12 @@ def files(folder: Path) -> Path:
 
 def rows(lk: Lake) -> dict[str, pl.DataFrame]:
     """What the jobs wrote, and what they left as it was."""
-    found = {name: lk.scan(name).collect() for name in TABLES}
+    frames = {name: lk.scan(name).collect() for name in TABLES}
     return {
         name: frame.drop(*STAMPS, "at", strict=False).sort(
             *(name for name in SORTED if name in frame.columns), nulls_last=True
         )
-        for name, frame in found.items()
+        for name, frame in frames.items()
     }
 
 
@@ -151,14 +151,16 @@ def plain(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(given: Given, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+def expected(jobs_sent: Given, tmp_path_factory: pytest.TempPathFactory) -> Expected:
     """Jobs in this process, into a lake in a folder; made once for their kinds and the functions of scores."""
 
     @cache
     def of(kinds: tuple[str, ...], *names: str) -> tuple[Lake, list[dict[str, Any]]]:
         folder = tmp_path_factory.mktemp("here")
-        lk = given.filled(folder / "lake", kinds=kinds)
-        return lk, [plain(JOBS[name](lk, None, **job)) for name, job in jobs_of(given, folder / "out", kinds, names)]
+        lk = jobs_sent.filled(folder / "lake", kinds=kinds)
+        return lk, [
+            plain(JOBS[name](lk, None, **job)) for name, job in jobs_of(jobs_sent, folder / "out", kinds, names)
+        ]
 
     return of
 
@@ -185,7 +187,7 @@ def reports_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-# ---------------------------------------------------------------- 1. nobody dies
+# ---------------------------------------------------------------- 1. no one dies
 
 
 @pytest.mark.parametrize(
@@ -196,15 +198,15 @@ def reports_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     ],
 )
 def test_processes_give_the_same(
-    given: Given, expected: Expected, tmp_path: Path, kinds: tuple[str, ...], names: tuple[str, ...]
+    jobs_sent: Given, expected: Expected, tmp_path: Path, kinds: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
-    one, told = expected(kinds, *names)
-    lk = given.filled(tmp_path / "lake", kinds=kinds)
+    alone, reports = expected(kinds, *names)
+    lk = jobs_sent.filled(tmp_path / "lake", kinds=kinds)
     executor = LocalExecutor(2, processes=True)
-    jobs = jobs_of(given, tmp_path / "out", kinds, names)
-    assert [plain(JOBS[name](lk, executor, **job)) for name, job in jobs] == told
-    assert_same_rows(lk, one)
-    assert counts(lk) == counts(one)
+    jobs = jobs_of(jobs_sent, tmp_path / "out", kinds, names)
+    assert [plain(JOBS[name](lk, executor, **job)) for name, job in jobs] == reports
+    assert_same_rows(lk, alone)
+    assert counts(lk) == counts(alone)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_processes_give_the_same(
     [(("score",), ("scores",), "before"), pytest.param(JOB_NAMES, TABLES, "none", marks=pytest.mark.slow)],
 )
 def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
-    given: Given,
+    jobs_sent: Given,
     expected: Expected,
     s3_server: str,
     ray_cluster: RayCluster,
@@ -225,24 +227,24 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
 
     By one function of a user: which episodes a part holds by its mode is decided before the executor sees it.
     """
-    one, told = expected(kinds, "pointwise")
+    alone, report_texts = expected(kinds, "pointwise")
     store = new_bucket(s3_server)
-    lk = given.filled(store.root, store.options, kinds)
-    jobs = jobs_of(given, tmp_path / "out", kinds, ["pointwise"])
+    lk = jobs_sent.filled(store.root, store.options, kinds)
+    jobs = jobs_of(jobs_sent, tmp_path / "out", kinds, ["pointwise"])
     *reports, end = reports_of(driver(store, ray_cluster, fate, tmp_path / "marks", *jobs))
     assert (tmp_path / "marks" / "lost").exists() == (fate != "none")
-    assert list(map(plain, reports)) == told
-    assert not any(rows(one)[name].is_empty() for name in filled)
-    assert_same_rows(lk, one)
-    assert counts(lk) == counts(one)
-    (said,) = reports[0]["said"]
-    assert "gets no part" in said
-    assert "riscv64" in said
+    assert list(map(plain, reports)) == report_texts
+    assert not any(rows(alone)[name].is_empty() for name in filled)
+    assert_same_rows(lk, alone)
+    assert counts(lk) == counts(alone)
+    (line,) = reports[0]["said"]
+    assert "gets no part" in line
+    assert "riscv64" in line
     assert reports[1]["said"] == [], "a built-in scorer needs no isolation"
     assert end["object_store_bytes"] < OBJECT_STORE_BYTES / 100, "rows travel through the lake"
 
 
-# ---------------------------------------------------------------- 2. somebody dies
+# ---------------------------------------------------------------- 2. someone dies
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +258,7 @@ def large_cluster(ray_cluster: RayCluster) -> RayCluster:
 @pytest.mark.parametrize("fate", ["before", "after", "node"])
 @pytest.mark.parametrize("name", JOB_NAMES)
 def test_what_is_lost_on_ray_runs_again(
-    given: Given,
+    jobs_sent: Given,
     s3_server: str,
     large_cluster: RayCluster,
     tmp_path: Path,
@@ -265,40 +267,40 @@ def test_what_is_lost_on_ray_runs_again(
 ) -> None:
     """A worker before its part, after it when its answer is lost, or with its node."""
     store = new_bucket(s3_server)
-    lk = given.filled(store.root, store.options, [name])
-    job = _first(given, tmp_path / "out", name)
+    lk = jobs_sent.filled(store.root, store.options, [name])
+    job = _first(jobs_sent, tmp_path / "out", name)
     report, _ = reports_of(driver(store, large_cluster, fate, tmp_path / "marks", job))
     assert (tmp_path / "marks" / "lost").exists(), "nobody was killed"
     if fate == "node":
         large_cluster.ask("node")
-    alone = given.filled(tmp_path / "alone", kinds=[name])
-    assert plain(report) == plain(JOBS[name](alone, None, **_first(given, tmp_path / "alone-out", name)[1]))
+    alone = jobs_sent.filled(tmp_path / "alone", kinds=[name])
+    assert plain(report) == plain(JOBS[name](alone, None, **_first(jobs_sent, tmp_path / "alone-out", name)[1]))
     assert_same_rows(lk, alone)
     assert counts(lk) == counts(alone)
     if fate == "after" and name in ("score", "credit", "rescore"):
         assert lk.snapshot().dead_write_ids, "what the lost one wrote stays dead"
 
 
-def _first(given: Given, out: Path, name: str) -> tuple[str, dict[str, Any]]:
-    return jobs_of(given, out, [name])[0]
+def _first(jobs: Given, out: Path, name: str) -> tuple[str, dict[str, Any]]:
+    return jobs_of(jobs, out, [name])[0]
 
 
 @pytest.mark.slow("A job on Ray whose driver is killed is run again, and its rows are those of one that was not.")
 @pytest.mark.parametrize("name", ["score", "rescore", "export", "compact"])
 def test_a_driver_that_is_killed_is_run_again(
-    given: Given, s3_server: str, large_cluster: RayCluster, tmp_path: Path, name: str
+    jobs_sent: Given, s3_server: str, large_cluster: RayCluster, tmp_path: Path, name: str
 ) -> None:
     store = new_bucket(s3_server)
-    lk = given.filled(store.root, store.options)
-    job, marks = _first(given, tmp_path / "out", name), tmp_path / "marks"
+    lk = jobs_sent.filled(store.root, store.options)
+    job, marks = _first(jobs_sent, tmp_path / "out", name), tmp_path / "marks"
     process = driver(store, large_cluster, "wait", marks, job)
     kill_when(process, (marks / "part-2").exists, "no second part was begun", 300)
     process.communicate()
     (marks / "go").touch()
-    alone = given.filled(tmp_path / "alone")
+    alone = jobs_sent.filled(tmp_path / "alone")
     assert_same_rows(lk, alone)
     JOBS[name](lk, None, **job[1])
-    JOBS[name](alone, None, **_first(given, tmp_path / "alone-out", name)[1])
+    JOBS[name](alone, None, **_first(jobs_sent, tmp_path / "alone-out", name)[1])
     assert_same_rows(lk, alone)
     if name == "export":
         mine, theirs = ({f.name: f.read_bytes() for f in (tmp_path / n).glob("*.jsonl")} for n in ("out", "alone-out"))
@@ -307,20 +309,20 @@ def test_a_driver_that_is_killed_is_run_again(
 
 @pytest.mark.slow
 def test_an_ingest_whose_driver_is_killed_keeps_what_was_committed(
-    given: Given, s3_server: str, large_cluster: RayCluster, tmp_path: Path
+    jobs_sent: Given, s3_server: str, large_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """Unlike the others it commits as it goes: what is there is whole, and the next one brings the rest."""
+    """Unlike the others it commits as it goes: its contents are whole, and the next one brings the rest."""
     store = new_bucket(s3_server)
-    lk, alone = given.filled(store.root, store.options), given.filled(tmp_path / "alone")
-    job, marks = _first(given, tmp_path / "out", "ingest"), tmp_path / "marks"
+    lk, alone = jobs_sent.filled(store.root, store.options), jobs_sent.filled(tmp_path / "alone")
+    job, marks = _first(jobs_sent, tmp_path / "out", "ingest"), tmp_path / "marks"
     before = assert_whole(lk.snapshot())
     process = driver(store, large_cluster, "late", marks, job)
     kill_when(process, lambda: lk.sql("SELECT 1 FROM episodes").height > before, "nothing was committed", 300)
     process.communicate()
     (marks / "go").touch()
-    there = assert_whole(lk.snapshot()) - before
+    episodes_added = assert_whole(lk.snapshot()) - before
     JOBS["ingest"](alone, None, **job[1])
     expected = assert_whole(alone.snapshot()) - before
-    assert 0 < there < expected
-    assert JOBS["ingest"](lk, None, **job[1])["new"] == expected - there
+    assert 0 < episodes_added < expected
+    assert JOBS["ingest"](lk, None, **job[1])["new"] == expected - episodes_added
     assert_same_rows(lk, alone)

@@ -72,14 +72,14 @@ def test_a_file_where_a_folder_has_to_be_is_told(lk: Lake, tmp_path: Path) -> No
 @pytest.mark.parametrize("table", mostly_slow(["episodes", "steps", "tokens"], "steps"))
 def test_a_damaged_lake_is_told_and_what_was_written_stays(lk: Lake, tmp_path: Path, table: str) -> None:
     paths = sorted(Path(lk.uri, table).glob("*.parquet"))
-    kept = {path: path.read_bytes() for path in paths}
+    contents = {path: path.read_bytes() for path in paths}
     for path in paths:
-        path.write_bytes(kept[path][: len(kept[path]) // 2])
+        path.write_bytes(contents[path][: len(contents[path]) // 2])
     with pytest.raises(LakeAccessError):
         exported(lk, tmp_path / "out", "jsonl", shard_episodes=8)
     assert not (tmp_path / "out" / MANIFEST).exists()
     for path in paths:
-        path.write_bytes(kept[path])
+        path.write_bytes(contents[path])
     manifest = exported(lk, tmp_path / "out", "jsonl", shard_episodes=8)
     assert manifest.episodes == 2 * GROUPS
 
@@ -102,7 +102,7 @@ def test_a_state_that_is_damaged_is_told(lk: Lake, tmp_path: Path, wording: Word
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int, then: Any = None) -> None:
-    """Let an export write so many shards, and stop it like Ctrl-C, or do something and let it go on."""
+    """Let an export write so many shards, and stop it like Ctrl-C, or do something and let it continue."""
     write, done = job.write_table, []
     tree = job.write_tree
 
@@ -132,10 +132,10 @@ def test_nothing_of_a_retracted_episode_is_left_of_an_export_that_was_stopped(
             exported(lk, out, name, shard_episodes=8)
     written = content(out)
     assert len(written) > 2
-    gone = lk.sql("SELECT episode_id FROM episodes WHERE task_id < 'task-2'")["episode_id"]
-    lk.retract(gone)
+    episode_ids = lk.sql("SELECT episode_id FROM episodes WHERE task_id < 'task-2'")["episode_id"]
+    lk.retract(episode_ids)
     manifest = exported(lk, out, name, shard_episodes=8)
-    assert manifest.episodes == 2 * GROUPS - len(gone)
+    assert manifest.episodes == 2 * GROUPS - len(episode_ids)
     exported(lk, tmp_path / "anew", name, shard_episodes=8)
     assert content(out) == content(tmp_path / "anew")
 
@@ -171,7 +171,7 @@ def test_an_export_that_was_stopped_does_not_go_on_on_files_that_a_vacuum_took(
 def test_an_episode_that_is_forgotten_while_an_export_runs_stops_it_or_is_not_in_it(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What was written before it was forgotten is for whoever forgets to delete; nothing is a traceback."""
+    """What was written before it was forgotten is for the process that forgets to delete; nothing is a traceback."""
     last = lk.sql("SELECT episode_id FROM episodes ORDER BY run_id, group_id DESC, episode_id DESC LIMIT 1").item()
     with monkeypatch.context() as patch:
         stop_after(patch, 2, lambda: lk.forget([last]) if not lk.sql("SELECT 1 FROM retractions").height else None)

@@ -1,4 +1,4 @@
-"""Real processes: an export that is killed goes on where it was, and two into one place do no harm."""
+"""Real processes: an export that is killed continues where it was, and two into one place do no harm."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from testkit.wording import Wording
 GROUPS = 16
 NAMES = ("jsonl", "messages-parquet", "eval-protocol-db", "atif")
 _LOOK_SECONDS = 0.002
-"""Between two looks at an export that goes on: a shard takes longer."""
+"""Between two looks at an export that continues: a shard takes longer."""
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def shards(out: Path) -> int:
 @pytest.mark.parametrize("name", mostly_slow(NAMES, "jsonl"))
 def test_a_killed_export_goes_on_and_ends_with_the_same_bytes(lk: Lake, tmp_path: Path, name: str) -> None:
     assert name in TARGETS
-    whole = start(lk, name, tmp_path / "whole")
-    assert whole.wait(120) == 0, whole.communicate()
+    process = start(lk, name, tmp_path / "whole")
+    assert process.wait(120) == 0, process.communicate()
     out = tmp_path / "out"
     killed = 0
-    for wanted in (1, GROUPS // 2):
+    for shard_count in (1, GROUPS // 2):
         run = start(lk, name, out)
-        while run.poll() is None and shards(out) < wanted:
+        while run.poll() is None and shards(out) < shard_count:
             time.sleep(_LOOK_SECONDS)
         os.kill(run.pid, signal.SIGKILL)
         killed += run.wait() == -signal.SIGKILL
@@ -72,10 +72,10 @@ def test_a_killed_export_goes_on_and_ends_with_the_same_bytes(lk: Lake, tmp_path
     done = start(lk, name, out)
     assert done.wait(120) == 0, done.communicate()
     done.communicate()
-    whole.communicate()
+    process.communicate()
     assert files(out) == files(tmp_path / "whole")
-    kept = [path for path, time in before.items() if path.exists() and path.stat().st_mtime_ns == time]
-    assert len(kept) >= GROUPS // 2, "what was there was not written again"
+    paths = [path for path, time in before.items() if path.exists() and path.stat().st_mtime_ns == time]
+    assert len(paths) >= GROUPS // 2, "what was there was not written again"
 
 
 def test_of_two_exports_into_one_folder_the_second_is_refused(lk: Lake, tmp_path: Path, wording: Wording) -> None:
@@ -88,8 +88,8 @@ def test_of_two_exports_into_one_folder_the_second_is_refused(lk: Lake, tmp_path
         second = trajlake("export", "--lake", lk.uri, "--out", out, "--shard-episodes", "4")
         assert second.returncode == 2
         assert f"exports to {out}" in wording(second.stderr)
-        other = trajlake("export", "--lake", lk.uri, "--format", "messages", "--out", out)
-        assert other.returncode == 2
+        second_export = trajlake("export", "--lake", lk.uri, "--format", "messages", "--out", out)
+        assert second_export.returncode == 2
     finally:
         os.kill(first.pid, signal.SIGCONT)
     assert first.wait(120) == 0, first.communicate()
@@ -104,12 +104,12 @@ def test_of_two_exports_into_one_folder_the_second_is_refused(lk: Lake, tmp_path
 def test_two_files_of_one_folder_are_exported_at_once(lk: Lake, tmp_path: Path) -> None:
     words = [["--format", name, "--out", str(tmp_path / f"{name}.jsonl")] for name in ("jsonl", "messages")]
     runs = [
-        Command(["export", "--lake", lk.uri, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for more in words
+        Command(["export", "--lake", lk.uri, *word], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for word in words
     ]
     for run in runs:
-        _, told = run.communicate(timeout=120)
-        assert run.returncode == 0, told
+        _, stderr = run.communicate(timeout=120)
+        assert run.returncode == 0, stderr
     assert sorted(path.name for path in tmp_path.glob("*.jsonl*")) == [
         "jsonl.jsonl",
         f"jsonl.jsonl.{MANIFEST}",

@@ -47,7 +47,7 @@ REAL = [
 
 
 SAME_KEYS = "chat_sft/v1_dpo_demo.jsonl"
-"""Chats again, which have no names: they need a run of their own."""
+"""Chats again, which have no names: they need their own run."""
 
 
 def test_every_format_leaves_as_our_lines_and_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_every_format_leaves_as_our_lines_and_comes_back_as_it_was(tmp_path: Pat
     lk = empty_lake(tmp_path / "lake")
     report = lk.ingest(tmp_path / "files", run_id="run")
     for name in set(REAL) - {SAME_KEYS}:
-        assert any(taken.episodes for file, taken in report.by_file.items() if file.startswith(name)), name
+        assert any(ingested.episodes for file, ingested in report.by_file.items() if file.startswith(name)), name
     assert lk.ingest(shared_data("formats", *SAME_KEYS.split("/")), run_id="other").new > 0
     before = records(lk)
     after, manifest = there_and_back(lk, tmp_path, "jsonl")
@@ -134,8 +134,8 @@ def test_messages_of_a_parquet_file_differ_in_what_one_type_cannot_hold(name: st
         if isinstance(value, list):
             return [alike(item) for item in value]
         if isinstance(value, dict):
-            kept = {key: alike(item) for key, item in value.items() if key != "loss_weight"}
-            return {key: item for key, item in kept.items() if key != "extra" or item}
+            compared_items = {key: alike(item) for key, item in value.items() if key != "loss_weight"}
+            return {key: item for key, item in compared_items.items() if key != "extra" or item}
         return value
 
     lk = empty_lake(tmp_path / "lake")
@@ -251,9 +251,9 @@ def rows_of(folder: Path) -> list[Any]:
     if (path := folder / "00000.jsonl").exists():
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     with closing(sqlite3.connect(folder / "00000.db")) as db:
-        found = db.execute("SELECT rollout_id, data FROM evaluationrow ORDER BY id").fetchall()
-    rows = [json.loads(data) for _, data in found]
-    assert [row["execution_metadata"]["rollout_id"] for row in rows] == [rollout for rollout, _ in found]
+        log_rows = db.execute("SELECT rollout_id, data FROM evaluationrow ORDER BY id").fetchall()
+    rows = [json.loads(data) for _, data in log_rows]
+    assert [row["execution_metadata"]["rollout_id"] for row in rows] == [rollout for rollout, _ in log_rows]
     return rows
 
 
@@ -317,9 +317,9 @@ def test_a_tree_of_massgens_traces_passes_through_unchanged(tmp_path: Path) -> N
     index = Path("metadata", "trace_index.json")
     assert json.loads(mine.pop(index)) == json.loads(theirs.pop(index))
     assert mine == theirs, "byte for byte"
-    other = empty_lake(tmp_path / "other")
-    other.ingest(tmp_path / "out" / "traces", run_id="run")
-    assert_same(records(lk), records(other))
+    other_lake = empty_lake(tmp_path / "other")
+    other_lake.ingest(tmp_path / "out" / "traces", run_id="run")
+    assert_same(records(lk), records(other_lake))
 
 
 def test_scores_of_massgens_traces_are_reward_spans_and_the_traces_are_read_as_they_were(tmp_path: Path) -> None:
@@ -340,23 +340,25 @@ def test_scores_of_massgens_traces_are_reward_spans_and_the_traces_are_read_as_t
         assert done.exit_code == 0, done.output
     manifest = exported(lk, tmp_path / "out", "massgen")
     written = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").rglob("traces/*/*/*.json")}
-    own = {trace["trace_id"]: trace for trace in traces}
+    trace_by_id = {trace["trace_id"]: trace for trace in traces}
     scored = "SELECT scorer, step_index, value FROM current_scores WHERE value IS NOT NULL AND scorer != 'human'"
     values = sorted(lk.sql(f"{scored} AND scorer IN ('tool_success', 'coordination')")["value"])
-    added = [span for name, trace in written.items() for span in trace["spans"] if span not in own[name]["spans"]]
+    added = [
+        span for name, trace in written.items() for span in trace["spans"] if span not in trace_by_id[name]["spans"]
+    ]
     assert sorted(span["reward"] for span in added) == values
     assert {tuple(span) for span in added} == {tuple(massgen_files.span("reward", 0))}, "keys of the tool's class alone"
     coordination = written[traces[2]["trace_id"]]
     assert coordination["total_reward"] == pytest.approx(1.4 + 1.0), "one voter agrees with itself"
-    told = json.loads((tmp_path / "out" / "metadata" / "trace_index.json").read_text())["traces"]
-    assert told[traces[2]["trace_id"]]["total_reward"] == coordination["total_reward"]
+    index = json.loads((tmp_path / "out" / "metadata" / "trace_index.json").read_text())["traces"]
+    assert index[traces[2]["trace_id"]]["total_reward"] == coordination["total_reward"]
     nulls = lk.sql("SELECT count(*) FROM current_scores WHERE value IS NULL").item()
     assert manifest.left_out.get("scores without a value", 0) == nulls
-    other = empty_lake(tmp_path / "other")
-    assert other.ingest(tmp_path / "out" / "traces", run_id="run").rejected == 0
-    before, after = records(lk), records(other)
+    other_lake = empty_lake(tmp_path / "other")
+    assert other_lake.ingest(tmp_path / "out" / "traces", run_id="run").rejected == 0
+    before, after = records(lk), records(other_lake)
     facts = "SELECT content_hash FROM episodes ORDER BY episode_id"
-    assert lk.sql(facts).equals(other.sql(facts)), "the episodes are the same"
+    assert lk.sql(facts).equals(other_lake.sql(facts)), "the episodes are the same"
     again = {(key, score.scorer, score.step_index): score.value for key in after for score in after[key].scores}
     for key, record in before.items():
         assert {(key, score.scorer, score.step_index): score.value for score in record.scores}.items() <= again.items()

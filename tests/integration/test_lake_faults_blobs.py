@@ -26,10 +26,10 @@ def with_payload(task: str, number: int) -> EpisodeRecord:
 def payloads(lk: Lake, faults: Faults) -> set[int]:
     """Blobs that visible episodes refer to; each is there, once."""
     snapshot = lk.snapshot()
-    wanted = snapshot.scan("episodes").select("blob_ids").collect()["blob_ids"].explode().drop_nulls().to_list()
+    blob_ids = snapshot.scan("episodes").select("blob_ids").collect()["blob_ids"].explode().drop_nulls().to_list()
     have = snapshot.scan("blobs").select("blob_id").collect()["blob_id"].to_list()
-    faults.found(Harm(lost=len(set(wanted) - set(have)), duplicated=len(have) - len(set(have))))
-    return set(wanted)
+    faults.found(Harm(lost=len(set(blob_ids) - set(have)), duplicated=len(have) - len(set(have))))
+    return set(blob_ids)
 
 
 def id_of(lk: Lake, task: str) -> list[int]:
@@ -50,36 +50,36 @@ def test_a_payload_comes_again_after_its_episode_was_forgotten(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "place",
+    "point",
     mostly_slow(
         ["write:episodes", "commit:episodes", "write:steps", "write:blobs", "commit:blobs"],
         "commit:episodes",
     ),
 )
-def test_a_payload_comes_again_while_its_episode_is_being_forgotten(tmp_path: Path, place: str) -> None:
+def test_a_payload_comes_again_while_its_episode_is_being_forgotten(tmp_path: Path, point: str) -> None:
     lk = empty_lake(tmp_path / "lake")
     lk.append([with_payload("one", 1)], run_id="run")
     lk.append([with_payload("other", 2)], run_id="run")
-    worker = Worker("maintain", lk.uri, "forget", *id_of(lk, "one"), faults=f"{place} 1 before hold")
+    worker = Worker("maintain", lk.uri, "forget", *id_of(lk, "one"), faults=f"{point} 1 before hold")
     at_the_gate(worker)
-    held = worker.hear()
+    report = worker.hear()
     with Faults() as faults:
         faults.inject("shared payload written while its episode is being forgotten")
         lake.open(lk.uri).append([with_payload("two", 1)], run_id="run")
-        if held is not None:
+        if report is not None:
             worker.go()
         worker.finish()
         assert len(payloads(lk, faults)) == 2
 
 
-@pytest.mark.parametrize("place", mostly_slow(["commit:blobs", "commit:steps", "commit:episodes"], "commit:episodes"))
-def test_a_writer_of_the_same_payload_is_held_while_it_is_forgotten(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("point", mostly_slow(["commit:blobs", "commit:steps", "commit:episodes"], "commit:episodes"))
+def test_a_writer_of_the_same_payload_is_held_while_it_is_forgotten(tmp_path: Path, point: str) -> None:
     lk = empty_lake(tmp_path / "lake")
     lk.append([with_payload("one", 1)], run_id="run")
     file = write_lines(tmp_path / "file.jsonl", [with_payload("two", 1)])
-    worker = Worker("ingest", lk.uri, file, "run", 4, faults=f"{place} 1 before hold")
+    worker = Worker("ingest", lk.uri, file, "run", 4, faults=f"{point} 1 before hold")
     at_the_gate(worker)
-    assert worker.hear() == f"before {place}"
+    assert worker.hear() == f"before {point}"
     with Faults() as faults:
         faults.inject("shared payload written while its episode is being forgotten")
         lk.forget(id_of(lk, "one"))

@@ -35,7 +35,7 @@ def jump(lk: Lake, rng: random.Random, faults: Faults) -> None:
 
 
 def newest_job_is_latest(lk: Lake, faults: Faults) -> None:
-    """The job that ended last is the one whose result stands, whatever the clock said when it ended."""
+    """The job that ended last is the one whose result stands, no matter what the clock said when it ended."""
     newest = run_credit(lk, GiGPO(singleton="raw"), force=True).job_id
     latest = lk.sql("SELECT DISTINCT job_id FROM latest_advantages")["job_id"].to_list()
     faults.found(Harm(half_visible=int(latest != [newest])))
@@ -65,9 +65,9 @@ def test_the_clock_jumps_between_the_commits_of_a_write(tmp_path: Path, seed: in
             at_the_gate(worker)
             while (where := worker.hear()) is not None and not where.startswith("{"):
                 jump(lk, rng, faults)
-                seen = view(lk.snapshot())
-                faults.found(harm(seen, truth))
-                truth.saw(seen)
+                state = view(lk.snapshot())
+                faults.found(harm(state, truth))
+                truth.saw(state)
                 if rng.random() < 0.3:
                     compact(lk)
                     lk.vacuum()

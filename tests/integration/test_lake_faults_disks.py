@@ -1,6 +1,6 @@
 """A disk that fills up, or a limit on the size of a file, in the middle of a write: room is made, and it is run again.
 
-Whatever the write had committed is whole, the rest is not visible, the error says what to do, and the same command
+What the write had committed is whole, the rest is not visible, the error says what to do, and the same command
 finishes once there is room, in the process that failed as well as in another.
 """
 
@@ -25,46 +25,46 @@ PER_ROUND = 12
 
 def used(path: Path) -> int:
     """Bytes in use on a file system."""
-    found = os.statvfs(path)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    usage = os.statvfs(path)
+    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
 
 def fill_up(lk: Lake, file: Path, rng: random.Random) -> bool:
     """Ingest on a disk that is too small, here or in another process; whether it failed, as it should say."""
     batch_size = rng.randint(1, 8)
-    said = ""
+    message = ""
     if rng.random() < 0.5:
         try:
             ingest(lk, file, run_id="run", batch_size=batch_size)
         except LakeAccessError as error:
-            said = str(error)
+            message = str(error)
     else:
         worker = Worker("ingest", lk.uri, file, "run", batch_size)
         at_the_gate(worker)
         if worker.wait() != 0:
-            said = worker.error
-    assert not said or "the disk is full" in said
-    return bool(said)
+            message = worker.error
+    assert not message or "the disk is full" in message
+    return bool(message)
 
 
 @seeded()
 def test_the_disk_fills_up_in_the_middle_of_an_ingest(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     failures = 0
-    with disk(tmp_path / "disk", ROOM) as place, Faults() as faults:
-        lk, truth = empty_lake(place / "lake"), Truth()
+    with disk(tmp_path / "disk", ROOM) as folder, Faults() as faults:
+        lk, truth = empty_lake(folder / "lake"), Truth()
         for number in range(3):
             records = rollouts(rng, f"round {number}", PER_ROUND)
             file, _ = write_file(tmp_path / f"{number}.jsonl", records, rng)
             truth.offer(records)
-            grow(place, str(used(place) + rng.randrange(4096, 250_000)))
+            grow(folder, str(used(folder) + rng.randrange(4096, 250_000)))
             if fill_up(lk, file, rng):
                 failures += 1
                 faults.inject("disk full in the middle of an ingest")
-            seen = view(lk.snapshot())
-            faults.found(harm(seen, truth))
-            truth.saw(seen)
-            grow(place, ROOM)
+            state = view(lk.snapshot())
+            faults.found(harm(state, truth))
+            truth.saw(state)
+            grow(folder, ROOM)
             report = ingest(lk, file, run_id="run", batch_size=rng.randint(1, PER_ROUND))
             assert report.new + report.present == PER_ROUND
             truth.took(records)
@@ -91,10 +91,10 @@ def test_a_file_becomes_too_large_in_the_middle_of_an_ingest(tmp_path: Path, see
         assert worker.wait() == 1
         assert "the disk is full" in worker.error
         faults.inject("file larger than the limit in the middle of an ingest")
-        seen = view(lk.snapshot())
-        faults.found(harm(seen, truth))
-        assert 0 < len(seen.episodes) < len(records)
-        truth.saw(seen)
+        state = view(lk.snapshot())
+        faults.found(harm(state, truth))
+        assert 0 < len(state.episodes) < len(records)
+        truth.saw(state)
         ingest(lk, file, run_id="run")
         truth.took(records)
         faults.found(harm(view(lk.snapshot()), truth))
@@ -104,8 +104,8 @@ def test_a_file_becomes_too_large_in_the_middle_of_an_ingest(tmp_path: Path, see
 def number_of(lk: Lake, name: Key) -> int:
     """The id of an episode that the model knows by name."""
     rows = lk.scan("episodes").select("task_id", "rollout_index", "attempt", "episode_id").collect().rows()
-    (found,) = (number for *known, number in rows if tuple(known) == name)
-    return int(found)
+    (row_number,) = (number for *columns, number in rows if tuple(columns) == name)
+    return int(row_number)
 
 
 @seeded()
@@ -113,9 +113,9 @@ def test_the_disk_fills_up_in_the_middle_of_maintenance(tmp_path: Path, seed: in
     """What was to be compacted is still there as it was; what was to be erased is not seen any more, or still is."""
     rng = random.Random(seed)
     failures = 0
-    with disk(tmp_path / "disk", ROOM) as place, Faults() as faults:
-        lk, truth = empty_lake(place / "lake"), Truth()
-        gone: set[Key] = set()
+    with disk(tmp_path / "disk", ROOM) as folder, Faults() as faults:
+        lk, truth = empty_lake(folder / "lake"), Truth()
+        erased: set[Key] = set()
         for number in range(2):
             records = rollouts(rng, f"round {number}", PER_ROUND)
             file, _ = write_file(tmp_path / f"{number}.jsonl", records, rng)
@@ -124,16 +124,16 @@ def test_the_disk_fills_up_in_the_middle_of_maintenance(tmp_path: Path, seed: in
             victim = key(rng.choice(records))
             forget = partial(Lake.forget, episode_ids=[number_of(lk, victim)])
             operation = rng.choice([compact, Lake.vacuum, forget])
-            grow(place, str(used(place) + rng.randrange(4096, 60_000)))
-            known = Truth(truth.offered, {name: text for name, text in truth.stands.items() if name != victim})
+            grow(folder, str(used(folder) + rng.randrange(4096, 60_000)))
+            expected = Truth(truth.offered, {name: text for name, text in truth.stands.items() if name != victim})
             try:
                 operation(lk)
             except LakeAccessError as error:
                 failures += "the disk is full" in str(error)
                 faults.inject("disk full in the middle of maintenance")
-            faults.found(harm(view(lk.snapshot()), known, gone))
-            grow(place, ROOM)
+            faults.found(harm(view(lk.snapshot()), expected, erased))
+            grow(folder, ROOM)
             operation(lk)
-            gone |= {victim} if operation is forget else set()
-            faults.found(harm(view(lk.snapshot()), truth, gone))
+            erased |= {victim} if operation is forget else set()
+            faults.found(harm(view(lk.snapshot()), truth, erased))
     assert failures == faults.injected.count("disk full in the middle of maintenance")

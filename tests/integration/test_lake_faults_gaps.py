@@ -45,15 +45,15 @@ def test_a_snapshot_and_a_job_between_every_two_commits(tmp_path: Path, seed: in
     truth.offer(records)
     worker = Worker("ingest", lk.uri, file, "run", rng.randint(2, 4), faults="commit 0 before hold")
     at_the_gate(worker)
-    taken, covered = [], [0]
+    snapshots, covered = [], [0]
     with Faults() as faults:
         # The report is the line after the last gap.
         while (where := worker.hear()) is not None and not where.startswith("{"):
             snapshot = lk.snapshot()
-            seen = view(snapshot)
-            faults.found(harm(seen, truth))
-            truth.saw(seen)
-            taken.append((snapshot.versions, contents(snapshot)))
+            state = view(snapshot)
+            faults.found(harm(state, truth))
+            truth.saw(state)
+            snapshots.append((snapshot.versions, contents(snapshot)))
             faults.inject("snapshot between two commits of a write")
             covered.append(credit_in_the_gap(lk))
             faults.inject("job run between two commits of a write")
@@ -63,21 +63,21 @@ def test_a_snapshot_and_a_job_between_every_two_commits(tmp_path: Path, seed: in
         truth.took(records)
         faults.found(harm(view(lk.snapshot()), truth))
         assert credit_in_the_gap(lk) == sum(len(record.steps) for record in records)
-        for versions, shown in taken:
-            assert_same(contents(lk.at(versions)), shown)
+        for versions, expected_state in snapshots:
+            assert_same(contents(lk.at(versions)), expected_state)
 
 
-@pytest.mark.parametrize("place", mostly_slow(["commit:advantages", "commit:jobs"], "commit:jobs"))
-def test_a_reader_in_the_gap_of_a_job_sees_none_of_its_rows(tmp_path: Path, place: str) -> None:
-    """Judgements are committed, the terminal row is not: they do not exist; the same job run beside it is complete."""
+@pytest.mark.parametrize("point", mostly_slow(["commit:advantages", "commit:jobs"], "commit:jobs"))
+def test_a_reader_in_the_gap_of_a_job_sees_none_of_its_rows(tmp_path: Path, point: str) -> None:
+    """Judgements are committed, the terminal row is not: they do not exist; the same job run next to it is complete."""
     lk = lake.open(tmp_path / "lake", create=True)
     with lk.job(kind="collect", run_id="run") as job:
         job.record(rollouts(random.Random(1), "task", 8))
-    number = 1 if place == "commit:advantages" else 2
-    side = "after" if place == "commit:advantages" else "before"
-    worker = Worker("credit", lk.uri, faults=f"{place} {number} {side} hold")
+    number = 1 if point == "commit:advantages" else 2
+    side = "after" if point == "commit:advantages" else "before"
+    worker = Worker("credit", lk.uri, faults=f"{point} {number} {side} hold")
     at_the_gate(worker)
-    assert worker.hear() == f"{side} {place}"
+    assert worker.hear() == f"{side} {point}"
     with Faults() as faults:
         faults.inject("snapshot between a job's rows and its terminal row")
         assert lk.scan("advantages").collect().is_empty()

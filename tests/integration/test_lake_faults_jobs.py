@@ -1,8 +1,8 @@
 """Jobs killed at any moment, and twins that run at once: a result is there completely, once, or not at all.
 
 A job's rows exist for readers when its terminal row says so. A worker that dies after its commit and before that row
-leaves rows nobody sees; the job runs again and is listed once. A worker that dies after that row is done, and whoever
-asks again is told so.
+leaves rows no one sees; the job runs again and is listed once. A worker that dies after that row is done, and anyone
+who asks again gets that answer.
 """
 
 import random
@@ -52,13 +52,13 @@ def credited(lk: Lake, faults: Faults) -> list[int]:
     steps = snapshot.scan("steps").select("episode_id", "step_index").collect().sort("episode_id", "step_index")
     rows = snapshot.scan("advantages").select("job_id", "episode_id", "step_index").collect()
     per_job = rows.partition_by("job_id", include_key=False)
-    whole = [part.sort("episode_id", "step_index").equals(steps) for part in per_job]
+    equal = [part.sort("episode_id", "step_index").equals(steps) for part in per_job]
     latest = snapshot.sql("SELECT episode_id, step_index FROM latest_advantages")
     faults.found(
         Harm(
             lost=0 if not per_job else steps.height - latest.unique().height,
             duplicated=latest.height - latest.unique().height,
-            half_visible=whole.count(False),
+            half_visible=equal.count(False),
         )
     )
     succeeded = snapshot.sql("SELECT job_id FROM job_runs WHERE kind = 'credit' AND status = 'succeeded'")["job_id"]
@@ -68,19 +68,19 @@ def credited(lk: Lake, faults: Faults) -> list[int]:
 
 def events(lk: Lake) -> pl.DataFrame:
     """How many rows each job has in `jobs`, by event; never two of one kind, never two that end it."""
-    found = lk.sql(
+    rows = lk.sql(
         "SELECT job_id, count(*) FILTER (event = 'started') AS started, count(*) FILTER (event <> 'started') AS ended"
         " FROM jobs GROUP BY job_id"
     )
-    assert found["started"].to_list() == [1] * found.height
-    assert found["ended"].max() == 1
-    return found
+    assert rows["started"].to_list() == [1] * rows.height
+    assert rows["ended"].max() == 1
+    return rows
 
 
-@pytest.mark.parametrize(("place", "stands"), PLACES)
-def test_a_job_killed_beside_a_commit(tmp_path: Path, place: str, stands: bool) -> None:
+@pytest.mark.parametrize(("point", "stands"), PLACES)
+def test_a_job_killed_beside_a_commit(tmp_path: Path, point: str, stands: bool) -> None:
     lk = filled(tmp_path, 0)
-    worker = Worker("credit", lk.uri, faults=f"{place} kill")
+    worker = Worker("credit", lk.uri, faults=f"{point} kill")
     at_the_gate(worker)
     assert worker.wait() == -9, worker.error
     with Faults() as faults:
@@ -140,19 +140,19 @@ def test_identical_jobs_at_once(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("days", "place"),
+    ("days", "point"),
     [
         (40, "commit:jobs 2"),
         pytest.param(8, "commit:jobs 2", marks=pytest.mark.slow),
         pytest.param(8, "commit:advantages 1", marks=pytest.mark.slow),
     ],
 )
-def test_a_job_stopped_while_days_pass(tmp_path: Path, days: int, place: str) -> None:
+def test_a_job_stopped_while_days_pass(tmp_path: Path, days: int, point: str) -> None:
     """Rows of a running job are its own for 30 days; after that they are vacuumed, and it must notice."""
     lk = open_with_clock(filled(tmp_path, 0).uri)
-    worker = Worker("credit", lk.uri, faults=f"{place} before hold")
+    worker = Worker("credit", lk.uri, faults=f"{point} before hold")
     at_the_gate(worker)
-    assert worker.hear() == f"before {place.split(maxsplit=1)[0]}"
+    assert worker.hear() == f"before {point.split(maxsplit=1)[0]}"
     worker.stop()
     with Faults() as faults:
         faults.inject("SIGSTOP of a job past the retention")

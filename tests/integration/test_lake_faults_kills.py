@@ -52,32 +52,36 @@ def kill_one(lk: Lake, file: Path, batch_size: int, rng: random.Random, seconds:
     """Start an ingest and kill it somewhere; what was done to it, nothing if it was quicker."""
     kind = rng.choice([RANDOM, RANDOM, BETWEEN, BESIDE])
     commit = rng.randint(1, max(1, PER_ROUND // batch_size))
-    place = {RANDOM: "", BETWEEN: f"commit:episodes {commit} before", BESIDE: rng.choice(PLACES).format(n=commit)}[kind]
-    worker = Worker("ingest", lk.uri, file, "run", batch_size, faults=f"{place} kill" if place else "")
+    points = {RANDOM: "", BETWEEN: f"commit:episodes {commit} before", BESIDE: rng.choice(PLACES).format(n=commit)}[
+        kind
+    ]
+    worker = Worker("ingest", lk.uri, file, "run", batch_size, faults=f"{points} kill" if points else "")
     at_the_gate(worker)
     if kind == RANDOM:
         time.sleep(rng.random() * seconds)
         return kind if worker.kill() else ""
     # Without a bad line there is no commit of `rejects` to die after.
-    assert worker.wait() == -9 or "rejects" in place, worker.error
+    assert worker.wait() == -9 or "rejects" in points, worker.error
     return kind if worker.wait() == -9 else ""
 
 
 def replay(lk: Lake, records: list[EpisodeRecord], folder: Path, truth: Truth, rng: random.Random) -> None:
-    """The round again: half of it resampled, then as it was, each in a batch size of its own."""
+    """The round again: half of it resampled, then as it was, each in its own batch size."""
     twins = [resampled(record, rng) if rng.random() < 0.5 else record for record in records]
     for number, again in enumerate((twins, records)):
         standing = dict(truth.stands)
-        known = [standing.get(key(record)) for record in again]
+        standing_texts = [standing.get(key(record)) for record in again]
         file, bad = write_file(folder / f"again{number}.jsonl", again, rng)
         report = ingest(lk, file, run_id="run", batch_size=rng.randint(1, PER_ROUND))
         assert report.records == len(again) + bad
-        assert report.new == known.count(None)
-        assert report.present == sum(text == content(record) for text, record in zip(known, again, strict=True))
+        assert report.new == standing_texts.count(None)
+        assert report.present == sum(
+            text == content(record) for text, record in zip(standing_texts, again, strict=True)
+        )
         assert report.rejected == report.records - report.new - report.present
         turned_away = {
             (key(record), content(record))
-            for text, record in zip(known, again, strict=True)
+            for text, record in zip(standing_texts, again, strict=True)
             if text not in (None, content(record))
         }
         assert turned_away <= conflicts(lk)
@@ -95,9 +99,9 @@ def kill_and_replay(folder: Path, seed: int, kills: int, seconds: float) -> None
             truth.offer(records)
             if kind := kill_one(lk, file, rng.randint(1, 8), rng, seconds):
                 faults.inject(kind)
-            seen = view(lk.snapshot())
-            faults.found(harm(seen, truth))
-            truth.saw(seen)
+            state = view(lk.snapshot())
+            faults.found(harm(state, truth))
+            truth.saw(state)
             replay(lk, records, folder, truth, rng)
             faults.inject("resampled content under a key that is present")
             faults.found(harm(view(lk.snapshot()), truth))
@@ -113,7 +117,7 @@ def test_killed_again_and_again_and_replayed(tmp_path: Path, seed: int, kills: i
 
 @seeded()
 def test_killed_while_the_lake_is_made(tmp_path: Path, seed: int) -> None:
-    """Whoever comes next makes what is missing."""
+    """Anyone who comes next makes what is missing."""
     rng = random.Random(seed)
     with Faults() as faults:
         for number in range(2):

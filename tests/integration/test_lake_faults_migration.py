@@ -1,6 +1,6 @@
 """A lake of format 1 that four writers of today open at once, some of them killed while they bring it up to date.
 
-What it showed it still shows, what they bring is added once, and whoever comes next finishes what was begun.
+What it showed it still shows, what they bring is added once, and anyone who comes next finishes what was started.
 """
 
 import random
@@ -23,10 +23,10 @@ def test_writers_that_migrate_a_lake_at_once_killed_and_run_again(tmp_path: Path
     shutil.copytree(FORMAT_1, tmp_path / "lake")
     old = view(lake.open(tmp_path / "lake").snapshot())
     truth = Truth({name: {text} for name, text in old.episodes.items()}, dict(old.episodes))
-    offered, workers, files = [], [], []
+    sent, workers, files = [], [], []
     for number in range(4):
         records = rollouts(rng, f"new {number}", 6)
-        offered += records
+        sent += records
         truth.offer(records)
         files.append(write_file(tmp_path / f"{number}.jsonl", records, rng)[0])
         workers.append(Worker("ingest", tmp_path / "lake", files[-1], "run", 3))
@@ -38,11 +38,11 @@ def test_writers_that_migrate_a_lake_at_once_killed_and_run_again(tmp_path: Path
         killed = [worker.wait() for worker in workers].count(-9)
         faults.inject("kill -9 of one of four writers that migrate a lake of format 1", killed)
         lk = lake.open(tmp_path / "lake")
-        seen = view(lk.snapshot())
-        faults.found(harm(seen, truth))
-        truth.saw(seen)
+        state = view(lk.snapshot())
+        faults.found(harm(state, truth))
+        truth.saw(state)
         for file in files:
             ingest(lk, file, run_id="run")
-        truth.took(offered)
+        truth.took(sent)
         faults.found(harm(view(lk.snapshot()), truth))
         accounted(lk)

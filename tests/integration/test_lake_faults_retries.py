@@ -1,4 +1,4 @@
-"""Retries: of the attempts at one rollout the highest is seen, alone, at every moment, in whatever order they come.
+"""Retries: of the attempts at one rollout the highest is seen, alone, at every moment, in any order.
 
 The retraction of a predecessor is a child of the write that brings its successor: both are seen, or neither.
 """
@@ -20,24 +20,24 @@ Slot = tuple[str, int]
 
 def attempts(rng: random.Random, first: list[EpisodeRecord], count: int) -> list[list[EpisodeRecord]]:
     """The first attempts, and for some rollouts later ones."""
-    found = [first]
+    attempts = [first]
     for attempt in range(1, count):
         again = [resampled(record, rng) for record in first if rng.random() < 0.7]
         for record in again:
             record.attempt = attempt
-        found.append(again)
-    return found
+        attempts.append(again)
+    return attempts
 
 
 def seen_attempts(lk: Lake, faults: Faults, before: dict[Slot, int] | None = None) -> dict[Slot, int]:
     """The attempt that is seen of each rollout: one, whole, and none that is lower than what was seen before."""
-    seen = view(lk.snapshot())
-    shown: dict[Slot, int] = {}
-    for task, rollout, attempt in seen.episodes:
-        shown[task, rollout] = max(attempt, shown.get((task, rollout), -1))
-    lost = sum(shown.get(slot, -1) < attempt for slot, attempt in (before or {}).items())
-    faults.found(Harm(lost, seen.duplicated + len(seen.episodes) - len(shown), seen.broken))
-    return shown
+    state = view(lk.snapshot())
+    attempt_by_slot: dict[Slot, int] = {}
+    for task, rollout, attempt in state.episodes:
+        attempt_by_slot[task, rollout] = max(attempt, attempt_by_slot.get((task, rollout), -1))
+    lost = sum(attempt_by_slot.get(slot, -1) < attempt for slot, attempt in (before or {}).items())
+    faults.found(Harm(lost, state.duplicated + len(state.episodes) - len(attempt_by_slot), state.broken))
+    return attempt_by_slot
 
 
 def highest(batches: list[list[EpisodeRecord]]) -> dict[Slot, EpisodeRecord]:
@@ -47,10 +47,10 @@ def highest(batches: list[list[EpisodeRecord]]) -> dict[Slot, EpisodeRecord]:
 
 def settled(lk: Lake, batches: list[list[EpisodeRecord]], faults: Faults) -> None:
     """In the end the highest attempts are seen, with what they hold."""
-    shown = view(lk.snapshot()).episodes
+    episodes = view(lk.snapshot()).episodes
     expected = {(*slot, record.attempt): content(record) for slot, record in highest(batches).items()}
-    faults.found(Harm(lost=sum(shown.get(name) != text for name, text in expected.items())))
-    assert shown == expected
+    faults.found(Harm(lost=sum(episodes.get(name) != text for name, text in expected.items())))
+    assert episodes == expected
 
 
 @seeded()
@@ -64,12 +64,12 @@ def test_attempts_at_the_same_rollouts_raced_by_three_processes(tmp_path: Path, 
     with Faults() as faults:
         faults.inject("attempts at the same rollouts raced by three processes")
         at_the_gate(*workers)
-        seen = seen_attempts(lk, faults)
+        attempts_seen = seen_attempts(lk, faults)
         time.sleep(rng.random() * 0.3)
         if workers[seed % 3].kill():
             faults.inject("kill -9 of one of three that race with retries")
         while any(worker.running for worker in workers):
-            seen = seen_attempts(lk, faults, seen)
+            attempts_seen = seen_attempts(lk, faults, attempts_seen)
             time.sleep(0.05)
         ingest(lk, files[seed % 3], run_id="run", batch_size=5)
         settled(lk, batches, faults)
@@ -85,10 +85,10 @@ def test_between_every_two_commits_of_a_retry_one_attempt_is_seen(tmp_path: Path
     worker = Worker("ingest", lk.uri, file, "run", rng.randint(1, 4), faults="commit 0 before hold")
     at_the_gate(worker)
     with Faults() as faults:
-        seen = seen_attempts(lk, faults)
-        assert len(seen) == 8
+        attempts_seen = seen_attempts(lk, faults)
+        assert len(attempts_seen) == 8
         while (where := worker.hear()) is not None and not where.startswith("{"):
-            seen = seen_attempts(lk, faults, seen)
+            attempts_seen = seen_attempts(lk, faults, attempts_seen)
             faults.inject("snapshot between two commits of a retry")
             worker.go()
         assert worker.wait() == 0, worker.error

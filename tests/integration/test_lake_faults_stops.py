@@ -1,8 +1,8 @@
 """A writer stopped with SIGSTOP while others compact and vacuum, for a moment or past every retention, then continued.
 
 It wakes up in a lake that has moved on: files it had written and not yet committed may have been taken for orphans,
-rows it had committed and not yet accepted for those of a dead writer. It must notice, and write them again. Nobody
-else may see anything of it meanwhile.
+rows it had committed and not yet accepted for those of a dead writer. It must notice, and write them again. No one
+else may see anything of it in the meantime.
 """
 
 import random
@@ -26,22 +26,22 @@ PLACES = ["commit:tokens", "commit:steps", "write:episodes", "commit:episodes", 
 
 
 def some_files(lk: Lake, rng: random.Random, truth: Truth) -> None:
-    """What there is to compact: small commits."""
+    """Data to compact: small commits."""
     for number in range(2):
         records = rollouts(rng, f"before {number}", 2)
         lk.append(records, run_id="run")
         truth.took(records)
 
 
-def stopped(lk: Lake, folder: Path, rng: random.Random, truth: Truth, place: str) -> tuple[Worker, list[EpisodeRecord]]:
+def stopped(lk: Lake, folder: Path, rng: random.Random, truth: Truth, point: str) -> tuple[Worker, list[EpisodeRecord]]:
     """A writer that stands still just before the first or second time it comes to a place; and what it writes."""
     records = rollouts(rng, "stopped", 12)
     file, _ = write_file(folder / "stopped.jsonl", [*records, b"not JSON\n"], rng)
     truth.offer(records)
-    number = 1 if place == "commit:rejects" else rng.randint(1, 2)
-    worker = Worker("ingest", lk.uri, file, "run", rng.randint(3, 6), faults=f"{place} {number} before hold")
+    number = 1 if point == "commit:rejects" else rng.randint(1, 2)
+    worker = Worker("ingest", lk.uri, file, "run", rng.randint(3, 6), faults=f"{point} {number} before hold")
     at_the_gate(worker)
-    assert worker.hear() == f"before {place}", worker.error
+    assert worker.hear() == f"before {point}", worker.error
     worker.stop()
     return worker, records
 
@@ -55,24 +55,24 @@ def continued(worker: Worker) -> None:
 
 def looked_at(lk: Lake, truth: Truth, faults: Faults) -> None:
     """What a reader sees now is right, and stays."""
-    seen = view(lk.snapshot())
-    faults.found(harm(seen, truth))
-    truth.saw(seen)
+    state = view(lk.snapshot())
+    faults.found(harm(state, truth))
+    truth.saw(state)
 
 
 @pytest.mark.parametrize(
-    ("place", "seed"),
+    ("point", "seed"),
     [
         ("commit:episodes", 0),
         pytest.param("commit:steps", 0, marks=pytest.mark.slow),
-        *(pytest.param(place, n, marks=pytest.mark.slow) for n in range(1, 6) for place in PLACES),
+        *(pytest.param(point, n, marks=pytest.mark.slow) for n in range(1, 6) for point in PLACES),
     ],
 )
-def test_stopped_while_compaction_and_vacuum_run(tmp_path: Path, seed: int, place: str) -> None:
+def test_stopped_while_compaction_and_vacuum_run(tmp_path: Path, seed: int, point: str) -> None:
     rng = random.Random(seed)
     lk, truth = empty_lake(tmp_path / "lake"), Truth()
     some_files(lk, rng, truth)
-    worker, records = stopped(lk, tmp_path, rng, truth, place)
+    worker, records = stopped(lk, tmp_path, rng, truth, point)
     with Faults() as faults:
         faults.inject("SIGSTOP of a writer while compaction and vacuum run")
         compact(lk)
@@ -111,14 +111,14 @@ def test_stopped_at_random_moments_while_compaction_and_vacuum_run(tmp_path: Pat
         accounted(lk)
 
 
-@pytest.mark.parametrize("place", mostly_slow(PLACES, "commit:episodes"))
+@pytest.mark.parametrize("point", mostly_slow(PLACES, "commit:episodes"))
 @seeded(5)
-def test_stopped_past_the_retention(tmp_path: Path, seed: int, place: str) -> None:
+def test_stopped_past_the_retention(tmp_path: Path, seed: int, point: str) -> None:
     """Days pass for everybody; what it left uncommitted or unaccepted is vacuumed while it stands."""
     rng = random.Random(seed)
     lk, truth = open_with_clock(tmp_path / "lake"), Truth()
     some_files(lk, rng, truth)
-    worker, records = stopped(lk, tmp_path, rng, truth, place)
+    worker, records = stopped(lk, tmp_path, rng, truth, point)
     with Faults() as faults:
         faults.inject("SIGSTOP of a writer past the retention")
         days = rng.choice([2, 8, 40])
@@ -137,18 +137,18 @@ def test_stopped_past_the_retention(tmp_path: Path, seed: int, place: str) -> No
 
 
 @pytest.mark.slow("A writer that wakes past the retention and dies leaves a lake that can be read.")
-@pytest.mark.parametrize("place", ["commit:tokens", "commit:steps", "commit:episodes"])
-def test_stopped_past_the_retention_and_killed_when_it_wakes(tmp_path: Path, place: str) -> None:
-    """The file it was about to commit is gone; whatever it does before it dies, the lake can be read."""
+@pytest.mark.parametrize("point", ["commit:tokens", "commit:steps", "commit:episodes"])
+def test_stopped_past_the_retention_and_killed_when_it_wakes(tmp_path: Path, point: str) -> None:
+    """The file it was about to commit is gone; no matter what it does before it dies, the lake can be read."""
     rng = random.Random(0)
     lk, truth = open_with_clock(tmp_path / "lake"), Truth()
     some_files(lk, rng, truth)
     records = rollouts(rng, "stopped", 12)
     file, _ = write_file(tmp_path / "stopped.jsonl", records, rng)
     truth.offer(records)
-    worker = Worker("ingest", lk.uri, file, "run", 4, faults=f"{place} 1 before hold;{place} 0 after kill")
+    worker = Worker("ingest", lk.uri, file, "run", 4, faults=f"{point} 1 before hold;{point} 0 after kill")
     at_the_gate(worker)
-    assert worker.hear() == f"before {place}"
+    assert worker.hear() == f"before {point}"
     worker.stop()
     with Faults() as faults:
         faults.inject("SIGSTOP of a writer past the retention, kill -9 after its next commit")
@@ -167,11 +167,11 @@ def test_stopped_past_the_retention_and_killed_when_it_wakes(tmp_path: Path, pla
         lk.forget(lk.scan("episodes").filter(of_name).collect()["episode_id"].to_list())
         set_clock(lk.uri, 24 * 16)
         lk.vacuum()
-        faults.found(harm(view(lk.snapshot()), truth, gone=[name]))
+        faults.found(harm(view(lk.snapshot()), truth, erased=[name]))
 
 
 def test_accepted_while_vacuum_is_about_to_drop_it(tmp_path: Path) -> None:
-    """Vacuum saw that nobody accepts a stopped writer's rows; the writer wakes and accepts them; then vacuum acts."""
+    """Vacuum saw that no one accepts a stopped writer's rows; the writer wakes and accepts them; then vacuum acts."""
     rng = random.Random(0)
     lk, truth = open_with_clock(tmp_path / "lake"), Truth()
     worker, records = stopped(lk, tmp_path, rng, truth, "commit:episodes")
@@ -191,7 +191,7 @@ def test_accepted_while_vacuum_is_about_to_drop_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "number"),
+    ("point", "number"),
     [
         ("commit:episodes", 2),
         ("commit:jobs", 2),
@@ -201,13 +201,13 @@ def test_accepted_while_vacuum_is_about_to_drop_it(tmp_path: Path) -> None:
         pytest.param("commit:jobs", 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_commit_whose_acknowledgement_is_lost(tmp_path: Path, place: str, number: int) -> None:
+def test_a_commit_whose_acknowledgement_is_lost(tmp_path: Path, point: str, number: int) -> None:
     """The storage took it, the answer did not come, the client sent it again: it stands once."""
     rng = random.Random(0)
     lk, truth = empty_lake(tmp_path / "lake"), Truth()
     records = rollouts(rng, "task", 12)
     file, _ = write_file(tmp_path / "file.jsonl", records, rng)
-    worker = Worker("ingest", lk.uri, file, "run", 4, faults=f"{place} {number} after repeat")
+    worker = Worker("ingest", lk.uri, file, "run", 4, faults=f"{point} {number} after repeat")
     at_the_gate(worker)
     worker.finish()
     with Faults() as faults:

@@ -29,33 +29,33 @@ def watched(lk: Lake, workers: list[Worker], truth: Truth, faults: Faults) -> in
     """Take snapshots until all workers are done; how many different ones were seen."""
     sizes = set()
     while any(worker.running for worker in workers):
-        seen = view(lk.snapshot())
-        faults.found(harm(seen, truth))
-        truth.saw(seen)
-        sizes.add(len(seen.episodes))
+        state = view(lk.snapshot())
+        faults.found(harm(state, truth))
+        truth.saw(state)
+        sizes.add(len(state.episodes))
         time.sleep(0.1)  # the workers need the machine, too
     return len(sizes)
 
 
 def reports(workers: list[Worker]) -> list[Report]:
     """What each worker accounts for."""
-    found = [msgspec.json.decode(worker.finish(), type=Report) for worker in workers]
-    for report in found:
+    reports = [msgspec.json.decode(worker.finish(), type=Report) for worker in workers]
+    for report in reports:
         assert report.records == report.new + report.present + report.rejected
-    return found
+    return reports
 
 
-def settled(lk: Lake, offered: list[list[EpisodeRecord]], truth: Truth, faults: Faults) -> None:
+def settled(lk: Lake, sent: list[list[EpisodeRecord]], truth: Truth, faults: Faults) -> None:
     """Of each key one of the offered contents stands, and every other one was turned away."""
-    seen = view(lk.snapshot())
-    truth.saw(seen)
-    faults.found(harm(seen, truth))
-    assert set(seen.episodes) == {key(record) for records in offered for record in records}
+    state = view(lk.snapshot())
+    truth.saw(state)
+    faults.found(harm(state, truth))
+    assert set(state.episodes) == {key(record) for records in sent for record in records}
     lost_races = {
         (key(record), content(record))
-        for records in offered
+        for records in sent
         for record in records
-        if seen.episodes[key(record)] != content(record)
+        if state.episodes[key(record)] != content(record)
     }
     assert conflicts(lk) == lost_races
     accounted(lk)
@@ -64,28 +64,28 @@ def settled(lk: Lake, offered: list[list[EpisodeRecord]], truth: Truth, faults: 
 @pytest.mark.parametrize("writers", mostly_slow([4, 8], 4))
 @seeded()
 def test_writers_at_once(tmp_path: Path, seed: int, writers: int) -> None:
-    """Each has a file of its own and one that all share, so that some batches are disjoint and some collide."""
+    """Each has its own file and one that all share, so that some batches are disjoint and some collide."""
     rng = random.Random(seed)
     lk, truth = empty_lake(tmp_path / "lake"), Truth()
     shared = rollouts(rng, "shared", SHARED)
-    workers, offered, bad_lines = [], [], 0
+    workers, sent, bad_lines = [], [], 0
     for number in range(writers):
         records = rollouts(rng, f"own {number}", OWN) + shared
         rng.shuffle(records)
         file, bad = write_file(tmp_path / f"{number}.jsonl", records, rng)
         truth.offer(records)
-        offered.append(records)
+        sent.append(records)
         bad_lines += bad
         workers.append(Worker("ingest", lk.uri, file, "run", rng.randint(2, 5)))
     with Faults() as faults:
         faults.inject(f"{writers} writers at once")
         at_the_gate(*workers)
         assert watched(lk, workers, truth, faults) > 1, "all was over before anybody looked"
-        found = reports(workers)
-        assert sum(report.new for report in found) == writers * OWN + SHARED
-        assert sum(report.present for report in found) == (writers - 1) * SHARED
-        assert sum(report.rejected for report in found) == bad_lines
-        settled(lk, offered, truth, faults)
+        actual = reports(workers)
+        assert sum(report.new for report in actual) == writers * OWN + SHARED
+        assert sum(report.present for report in actual) == (writers - 1) * SHARED
+        assert sum(report.rejected for report in actual) == bad_lines
+        settled(lk, sent, truth, faults)
 
 
 def race(folder: Path, seed: int, *, killed: bool) -> None:
@@ -93,11 +93,11 @@ def race(folder: Path, seed: int, *, killed: bool) -> None:
     rng = random.Random(seed)
     lk, truth = empty_lake(folder / "lake"), Truth()
     common = rollouts(rng, "common", 16)
-    one = rollouts(rng, "one", 12) + common
+    first = rollouts(rng, "one", 12) + common
     two = [resampled(record, rng) if rng.random() < 0.3 else record for record in common] + rollouts(rng, "two", 12)
-    offered = [one, two, one]
-    files = [write_file(folder / f"{n}.jsonl", records, rng)[0] for n, records in enumerate(offered)]
-    truth.offer(one + two)
+    sent = [first, two, first]
+    files = [write_file(folder / f"{n}.jsonl", records, rng)[0] for n, records in enumerate(sent)]
+    truth.offer(first + two)
     workers = [Worker("ingest", lk.uri, file, "run", rng.randint(2, 9)) for file in files]
     with Faults() as faults:
         faults.inject("overlapping files raced by three processes")
@@ -108,12 +108,12 @@ def race(folder: Path, seed: int, *, killed: bool) -> None:
             if workers[0].kill():
                 faults.inject("kill -9 of one of three racing processes")
         watched(lk, workers, truth, faults)
-        found = reports(workers[killed:])
+        actual = reports(workers[killed:])
         if killed:
-            found.append(ingest(lk, files[0], run_id="run", batch_size=17))
+            actual.append(ingest(lk, files[0], run_id="run", batch_size=17))
         else:
-            assert sum(report.new for report in found) == len(truth.offered)
-        settled(lk, offered, truth, faults)
+            assert sum(report.new for report in actual) == len(truth.offered)
+        settled(lk, sent, truth, faults)
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,14 @@ def put_lines(store: Store, *keys: str) -> None:
         put(store, key, line(episode(key)))
 
 
-def found(*uris: str) -> list[list[tuple[str, str]]]:
+def list_files(*uris: str) -> list[list[tuple[str, str]]]:
     """The name of every file of each argument, and the place that it comes from."""
     with locate_arguments(uris, None) as arguments:  # type: ignore[arg-type]
         return [[(file.name, str(file.location)) for file in argument.files] for argument in arguments]
 
 
 def names(uri: str) -> list[str]:
-    return [name for name, _ in found(uri)[0]]
+    return [name for name, _ in list_files(uri)[0]]
 
 
 # ---------------------------------------------------------------- what a URI names
@@ -66,12 +66,12 @@ def test_an_object_a_prefix_a_pattern_and_a_bucket(bucket: Store) -> None:
     put_lines(bucket, "logs/a.jsonl", "logs/deep/b.jsonl", "logs/deep/er/c.jsonl", "other/d.jsonl", "logs.jsonl")
     root = f"s3://{bucket.bucket}"
     places = [f"{bucket.bucket}/logs/{name}" for name in ("a.jsonl", "deep/b.jsonl", "deep/er/c.jsonl")]
-    assert found(f"{root}/logs/a.jsonl") == [[("a.jsonl", places[0])]]
+    assert list_files(f"{root}/logs/a.jsonl") == [[("a.jsonl", places[0])]]
     below = list(zip(("a.jsonl", "deep/b.jsonl", "deep/er/c.jsonl"), places, strict=True))
-    assert found(f"{root}/logs", f"{root}/logs/") == [below, []], "each object once"
-    assert found(f"{root}/logs/")[0] == below
+    assert list_files(f"{root}/logs", f"{root}/logs/") == [below, []], "each object once"
+    assert list_files(f"{root}/logs/")[0] == below
     assert names(f"{root}/logs/*.jsonl") == ["a.jsonl"]
-    assert found(f"{root}/logs/*")[0] == below
+    assert list_files(f"{root}/logs/*")[0] == below
     assert names(f"{root}/logs/**/*.jsonl") == ["a.jsonl", "deep/b.jsonl", "deep/er/c.jsonl"]
     assert names(f"{root}/*/[bd].jsonl") == ["other/d.jsonl"]
     everything = ["logs.jsonl", "logs/a.jsonl", "logs/deep/b.jsonl", "logs/deep/er/c.jsonl", "other/d.jsonl"]
@@ -96,9 +96,9 @@ def test_the_same_objects_as_files_make_the_same_lake(bucket: Store, tmp_path: P
         path.write_bytes(data)
     lakes = {name: empty_lake(tmp_path / name) for name in ("remote", "local")}
     report = ingest(lakes["remote"], f"s3://{bucket.bucket}/in")
-    there = ingest(lakes["local"], tmp_path / "in")
+    folder_report = ingest(lakes["local"], tmp_path / "in")
     assert (report.new, report.rejected, report.files) == (10, 1, 4)
-    assert report == there
+    assert report == folder_report
     assert_same(contents(lakes["remote"].snapshot()), contents(lakes["local"].snapshot()))
     assert ingest(lakes["remote"], tmp_path / "in").present == 10, "a copy is a replay"
     stored = [lakes["remote"].scan(name).collect().write_json() for name in ("jobs", "episodes", "rejects")]
@@ -171,9 +171,9 @@ def test_what_cannot_be_had_is_one_line(
     uri, says = uri.replace("BUCKET", bucket.bucket), says.replace("BUCKET", bucket.bucket)
     with pytest.raises(error, match=says.replace("*", r"\*")):
         ingest(empty_lake(tmp_path / "lake"), uri)
-    told = cli("ingest", uri, "--lake", tmp_path / "new").fault
-    assert says in told
-    assert SECRET not in told
+    fault = cli("ingest", uri, "--lake", tmp_path / "new").fault
+    assert says in fault
+    assert SECRET not in fault
     assert not (tmp_path / "new").exists()
 
 

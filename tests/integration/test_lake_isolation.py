@@ -1,4 +1,4 @@
-"""A locked-in process: attacks that work in an open process, and none of which works in a locked one."""
+"""A locked-in process: attacks that work in an open process, and fail in a locked one."""
 
 import ctypes
 import json
@@ -145,7 +145,7 @@ LIBC = ctypes.CDLL(None)
 
 
 class Room:
-    """A folder with a file to read, one to keep secret, and somebody listening."""
+    """A folder with a file to read, one to keep secret, and someone listening."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,9 +161,9 @@ class Room:
 
     def told(self, *attacks: str, forked: bool = False) -> bytes:
         port = self.listener.getsockname()[1]
-        # The target of signals is a process of its own, which a test can do without.
-        told = {"attacks": attacks, "folder": str(self.folder), "port": port, "parent": self.victim.pid}
-        return json.dumps(told | {"shared": self.shared, "forked": forked}).encode()
+        # The target of signals is its own process, which a test can do without.
+        settings = {"attacks": attacks, "folder": str(self.folder), "port": port, "parent": self.victim.pid}
+        return json.dumps(settings | {"shared": self.shared, "forked": forked}).encode()
 
     def open_process(self, *attacks: str, forked: bool = False) -> dict[str, dict[str, object]]:
         """What comes of attacks without a lock."""
@@ -179,14 +179,14 @@ class Room:
         return self._result(isolation.build_command(), orders + self.told(*attacks))
 
     @staticmethod
-    def _result(command: list[str], told: bytes) -> dict[str, dict[str, object]]:
+    def _result(command: list[str], settings: bytes) -> dict[str, dict[str, object]]:
         # As the product starts them: each arena of malloc takes 64 MB of the address space, which is limited.
         clean = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-        done = subprocess.run(command, input=told, capture_output=True, check=False, env=clean, cwd="/")
+        done = subprocess.run(command, input=settings, capture_output=True, check=False, env=clean, cwd="/")
         assert done.returncode == 0, done.stderr.decode()
-        found = json.loads(done.stdout)
-        assert isinstance(found, dict)
-        return found
+        reports = json.loads(done.stdout)
+        assert isinstance(reports, dict)
+        return reports
 
     def __enter__(self) -> "Room":
         self.shared = LIBC.shmget(0, 4096, 0o600)
@@ -226,7 +226,10 @@ def test_a_missing_layer_leaves_its_hole(tmp_path: Path) -> None:
     """So that the layers are known to be what holds."""
     read = (*isolation.list_runtime_folders(), str(tmp_path / "jail"), str(tmp_path / "given.txt"))
     with Room(tmp_path) as room:
-        without = {layer: tuple(other for other in isolation.LAYERS if other != layer) for layer in isolation.LAYERS}
+        without = {
+            layer: tuple(other_layer for other_layer in isolation.LAYERS if other_layer != layer)
+            for layer in isolation.LAYERS
+        }
         policy = LockPolicy(read=read, memory_bytes=2 << 30, layers=without["landlock"])
         assert "result" in room.locked_process("passwords", policy=policy)["passwords"]
         policy = LockPolicy(read=read, memory_bytes=2 << 30, layers=without["seccomp"])
@@ -246,8 +249,8 @@ def test_a_folder_that_is_listed_is_not_read(tmp_path: Path) -> None:
             "a file outside": refused,
             "the given file": refused,
         }
-        given = LockPolicy(read=(*runtime, str(tmp_path / "given.txt")), listed=(str(tmp_path),))
-        assert room.locked_process("the given file", policy=given) == {"the given file": {"result": "given"}}
+        policy = LockPolicy(read=(*runtime, str(tmp_path / "given.txt")), listed=(str(tmp_path),))
+        assert room.locked_process("the given file", policy=policy) == {"the given file": {"result": "given"}}
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="the kernel does not count root's processes and threads")
@@ -259,7 +262,7 @@ def test_processes_and_threads_are_counted_for_an_ordinary_user(tmp_path: Path) 
 
 
 def test_a_lock_that_fails_names_its_layer() -> None:
-    """In a process of its own: what a lock has done before it fails stays done."""
+    """In its own process: what a lock has done before it fails stays done."""
     code = "from lake.locked import isolation; isolation.lock(isolation.LockPolicy(read=('/no/such/place',)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "NotLockedError: landlock: [Errno 2] No such file or directory: '/no/such/place'" in done.stderr
@@ -297,10 +300,10 @@ def test_a_locked_process_reads_the_packages_that_an_environment_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of another one, by --system-site-packages or a .pth file; and no other folder of the path."""
-    shared, own = tmp_path / "shared" / "site-packages", tmp_path / "project"
-    for folder in (shared, own):
+    shared, project = tmp_path / "shared" / "site-packages", tmp_path / "project"
+    for folder in (shared, project):
         folder.mkdir(parents=True)
         monkeypatch.syspath_prepend(folder)
-    found = isolation.list_runtime_folders()
-    assert str(shared.resolve()) in found
-    assert str(own.resolve()) not in found
+    folders = isolation.list_runtime_folders()
+    assert str(shared.resolve()) in folders
+    assert str(project.resolve()) not in folders

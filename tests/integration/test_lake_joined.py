@@ -35,35 +35,35 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(trajlake, [str(argument) for argument in arguments])
 
 
-def both(lakes: tuple[Lake, Lake]) -> list[str]:
+def lake_options(lakes: tuple[Lake, Lake]) -> list[str]:
     return [part for lk in lakes for part in ("--lake", lk.uri)]
 
 
 def test_a_command_over_two_lakes_compares_siblings_in_both_and_writes_into_the_first(lakes: tuple[Lake, Lake]) -> None:
     a, b = lakes
-    done = run("credit", "grpo", *both(lakes))
+    done = run("credit", "grpo", *lake_options(lakes))
     assert done.exit_code == 0, done.output
     assert "6 episodes, 18 steps in 2 groups" in done.output
     sizes = "SELECT task_id, max(group_size) FROM current_advantages JOIN episodes USING (episode_id) GROUP BY 1"
-    found = run("sql", f"{sizes} ORDER BY 1", "--format", "json", *both(lakes))
-    assert json.loads(found.stdout) == [
+    rows = run("sql", f"{sizes} ORDER BY 1", "--format", "json", *lake_options(lakes))
+    assert json.loads(rows.stdout) == [
         {"task_id": "own", "max(group_size)": 2},
         {"task_id": "shared", "max(group_size)": 4},
     ]
     assert (a.sql("SELECT count(*) FROM advantages").item(), b.snapshot().files("advantages")) == (18, [])
-    assert "shared" in run("show", "--task", "shared", "--rollout", 3, *both(lakes)).stdout
+    assert "shared" in run("show", "--task", "shared", "--rollout", 3, *lake_options(lakes)).stdout
 
 
 def test_a_snapshot_holds_both_and_is_opened_again_by_name_time_and_versions(lakes: tuple[Lake, Lake]) -> None:
     joined = lake.open([lk.uri for lk in lakes])
-    made = run("snapshot", "create", "before", *both(lakes))
-    assert made.exit_code == 0, made.output
+    snapshot = run("snapshot", "create", "before", *lake_options(lakes))
+    assert snapshot.exit_code == 0, snapshot.output
     versions = joined.snapshot().versions
     lakes[1].append([rollout("late", 0, 1.0)], run_id="demo")
     assert joined.sql(COUNT).item() == 7
     assert joined.at("before").sql(COUNT).item() == 6
     assert joined.at(versions).versions == versions
-    assert run("sql", COUNT, "--as-of", "before", *both(lakes)).stdout.split()[-1] == "6"
+    assert run("sql", COUNT, "--as-of", "before", *lake_options(lakes)).stdout.split()[-1] == "6"
     (pin,) = joined.snapshots()
     assert pin.versions == versions
     with pytest.raises(UsageError, match=r"several lakes: open .*a b and .*b together"):
@@ -96,8 +96,8 @@ def test_two_rollouts_under_one_name_are_refused(lakes: tuple[Lake, Lake], wordi
     with pytest.raises(UsageError, match="1 episode, for example") as caught:
         lake.open([lk.uri for lk in lakes]).sql(COUNT)
     wording(caught.value)
-    other = lakes[1].sql("SELECT episode_id FROM episodes WHERE task_id = 'own'")["episode_id"]
-    lakes[1].retract(other)
+    other_id = lakes[1].sql("SELECT episode_id FROM episodes WHERE task_id = 'own'")["episode_id"]
+    lakes[1].retract(other_id)
     assert lake.open([lk.uri for lk in lakes]).sql(COUNT).item() == 6
 
 
@@ -126,14 +126,14 @@ def test_a_locked_query_reads_both(lakes: tuple[Lake, Lake]) -> None:
 def test_training_over_two_lakes_is_training_on_one_and_is_resumed(tmp_path: Path) -> None:
     """Rows of text are rendered into the first lake; the interrupted run reads what it read before."""
     episodes = TEAM_A + TEAM_B
-    whole = build_lake(tmp_path / "whole", episodes)
-    parts = [build_lake(tmp_path / name, episodes[first::2]) for first, name in enumerate("ab")]
-    joined = lake.open([part.uri for part in parts])
-    make_tiny_model(whole.snapshot(), tmp_path / "model", TinyModelConfig(vocabulary=300, hidden_size=32))
+    single_lake = build_lake(tmp_path / "whole", episodes)
+    lakes_in_parts = [build_lake(tmp_path / name, episodes[first::2]) for first, name in enumerate("ab")]
+    joined = lake.open([part.uri for part in lakes_in_parts])
+    make_tiny_model(single_lake.snapshot(), tmp_path / "model", TinyModelConfig(vocabulary=300, hidden_size=32))
     config = configured(tmp_path / "model", epochs=1, episodes_per_step=2, checkpoint_every=1)
-    straight = train(whole, config, tmp_path / "straight", run_id="r")
+    straight = train(single_lake, config, tmp_path / "straight", run_id="r")
     interrupted(joined, config, tmp_path / "out", after=2)
-    parts[1].append([rollout("late", 0, 1.0)], run_id="demo")
+    lakes_in_parts[1].append([rollout("late", 0, 1.0)], run_id="demo")
     assert resume(joined, tmp_path / "out").weights_sha256 == straight.weights_sha256
 
 
@@ -144,6 +144,6 @@ def test_lakes_in_one_bucket_are_read_together_and_a_folder_beside_them_is_not(s
         lake.open(uri, create=True, storage_options=s3.options).append(episodes, run_id="demo")
     joined = lake.open(uris, storage_options=s3.options)
     assert joined.sql(COUNT).item() == joined.scan("episodes").collect().height == 6
-    here = build_lake(tmp_path / "here", TEAM_B)
+    local_lake = build_lake(tmp_path / "here", TEAM_B)
     with pytest.raises(UsageError, match="all in local folders"):
-        lake.open([here.uri, uris[0]], storage_options=s3.options).snapshot()
+        lake.open([local_lake.uri, uris[0]], storage_options=s3.options).snapshot()

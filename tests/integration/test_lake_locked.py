@@ -44,13 +44,13 @@ class World:
     def fill(self, query: str) -> str:
         """The query with the places of this world."""
         data = self.lake.snapshot().files("episodes")[0].path
-        other = self.other.snapshot().files("episodes")[0].path
+        path = self.other.snapshot().files("episodes")[0].path
         return query.format(
-            root=self.root, lake=self.lake.uri, data=data, other=other, outside=self.root / "outside.csv"
+            root=self.root, lake=self.lake.uri, data=data, other=path, outside=self.root / "outside.csv"
         )
 
     def open_connection(self) -> duckdb.DuckDBPyConnection:
-        """DuckDB as it comes."""
+        """DuckDB without settings."""
         connection = duckdb.connect()
         for name in ("episodes", "steps"):
             files = [file.path for file in self.lake.snapshot().files(name)]
@@ -112,12 +112,12 @@ def test_a_locked_query_answers_as_an_open_one(blueprint: Path, reader: LockedRe
 
 
 def test_retracted_episodes_are_hidden(world: World) -> None:
-    gone = world.lake.scan("episodes").collect()["episode_id"][0]
-    world.lake.retract([gone], "wrong task")
+    hidden_id = world.lake.scan("episodes").collect()["episode_id"][0]
+    world.lake.retract([hidden_id], "wrong task")
     with LockedReader(world.lake.snapshot()) as reader:
-        seen = reader.sql("SELECT episode_id FROM trajectory JOIN episodes USING (episode_id)")["episode_id"]
-    assert gone not in seen
-    assert seen.n_unique() == 2
+        episode_ids = reader.sql("SELECT episode_id FROM trajectory JOIN episodes USING (episode_id)")["episode_id"]
+    assert hidden_id not in episode_ids
+    assert episode_ids.n_unique() == 2
 
 
 # ---------------------------------------------------------------- reading what it must not

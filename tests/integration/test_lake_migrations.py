@@ -86,8 +86,8 @@ def canonical(row: dict[str, Any]) -> str:
 
 def formats(folder: Path) -> dict[str, int]:
     """Table -> the format version it names; tables that are not there are left out."""
-    there = [name for name in TABLES if (folder / name).exists()]
-    return {name: int(DeltaTable(folder / name).metadata().configuration[FORMAT_KEY]) for name in there}
+    tables = [name for name in TABLES if (folder / name).exists()]
+    return {name: int(DeltaTable(folder / name).metadata().configuration[FORMAT_KEY]) for name in tables}
 
 
 def tree(folder: Path) -> dict[str, bytes]:

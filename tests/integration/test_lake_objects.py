@@ -1,7 +1,7 @@
 """The file-system floor: a folder and a bucket behave alike.
 
 1. Objects: the same laws locally and on S3, with a dict as the oracle.
-2. Put-if-absent: one winner, whoever races, whichever library it uses, and whatever is lost or killed.
+2. Put-if-absent: one winner, no matter who races with which library, and what is lost or killed.
 """
 
 import json
@@ -57,10 +57,10 @@ def test_an_object_is_written_found_read_and_deleted(objects: Objects) -> None:
 
     objects.put("a/b/c", b"two!")
     objects.put("a/bc", b"")
-    (found,) = objects.list("a/b")
-    assert (found.path, found.bytes) == ("a/b/c", 4)
-    assert found.modified.tzinfo is UTC
-    assert abs(found.modified - datetime.now(UTC)) < SOON
+    (listed,) = objects.list("a/b")
+    assert (listed.path, listed.bytes) == ("a/b/c", 4)
+    assert listed.modified.tzinfo is UTC
+    assert abs(listed.modified - datetime.now(UTC)) < SOON
     assert [f.path for f in objects.list()] == ["a/b/c", "a/bc"]
     objects.put("top", b"")
     assert objects.names() == {"a", "top"}
@@ -76,11 +76,11 @@ def test_an_object_is_written_found_read_and_deleted(objects: Objects) -> None:
 def test_a_bucket_that_is_listed_in_pages_is_listed_whole() -> None:
     def page(request: BaseHTTPRequestHandler, _: bytes) -> None:
         is_last = "continuation-token=next" in request.path
-        more = "<IsTruncated>false</IsTruncated>" if is_last else _MORE
-        send(request, 200, f"<ListBucketResult>{more}{_CONTENTS.format(int(is_last))}</ListBucketResult>".encode())
+        ending = "<IsTruncated>false</IsTruncated>" if is_last else _MORE
+        send(request, 200, f"<ListBucketResult>{ending}{_CONTENTS.format(int(is_last))}</ListBucketResult>".encode())
 
     with answering(page) as endpoint:
-        assert [found.path for found in Objects("s3://bucket/x", options(endpoint)).list("many")] == [
+        assert [listed.path for listed in Objects("s3://bucket/x", options(endpoint)).list("many")] == [
             "many/0",
             "many/1",
         ]
@@ -163,13 +163,13 @@ def test_a_bucket_does_what_a_dict_does(steps: list[tuple[str, ...]], s3_server:
 
 
 def test_prefixes_of_one_bucket_know_nothing_of_each_other(s3: Store) -> None:
-    one, other = (Objects(f"s3://{s3.bucket}/{name}", s3.options) for name in ("lake", "lake2"))
-    one.put("x", b"1")
-    other.put("y", b"2")
-    whole = Objects(f"s3://{s3.bucket}", s3.options)
-    assert [f.path for f in one.list()] == ["x"]
-    assert [f.path for f in whole.list()] == ["lake/x", "lake2/y"]
-    assert whole.get("lake2/y") == b"2"
+    first, second = (Objects(f"s3://{s3.bucket}/{name}", s3.options) for name in ("lake", "lake2"))
+    first.put("x", b"1")
+    second.put("y", b"2")
+    bucket = Objects(f"s3://{s3.bucket}", s3.options)
+    assert [f.path for f in first.list()] == ["x"]
+    assert [f.path for f in bucket.list()] == ["lake/x", "lake2/y"]
+    assert bucket.get("lake2/y") == b"2"
 
 
 # ---------------------------------------------------------------- 2. put-if-absent
@@ -195,15 +195,15 @@ def test_a_killed_writer_leaves_no_half_written_object(tmp_path: Path) -> None:
             process.stdout.readline()
             time.sleep(0.03 * round_)
             process.send_signal(signal.SIGKILL)
-        for found in objects.list("d"):
-            data = objects.get(found.path)
+        for entry in objects.list("d"):
+            data = objects.get(entry.path)
             assert data is not None
             assert len(set(data)) == 1
             assert len(data) == 2 << 20
         objects.delete([f.path for f in objects.list("d") if f.path != "d/p"])
-    left = {f.path for f in objects.list("", staging=True)} - {"d/p"}
-    assert all("#" in path for path in left)
-    objects.delete(sorted(left))
+    paths = {f.path for f in objects.list("", staging=True)} - {"d/p"}
+    assert all("#" in path for path in paths)
+    objects.delete(sorted(paths))
     assert [f.path for f in objects.list("", staging=True)] == ["d/p"]
 
 
@@ -228,9 +228,9 @@ def test_threads_that_create_one_object_have_one_winner(objects: Objects) -> Non
 
 def raced(objects: Objects, name: str) -> list[dict[str, Any]]:
     """Three processes that start at once make five commits each: what each tried and made."""
-    given = (objects.root, json.dumps(objects.options))
+    arguments = (objects.root, json.dumps(objects.options))
     racers = [
-        Forked("testkit.commit_racer", kind, *given, f"{name}-{kind}{number}", 5)
+        Forked("testkit.commit_racer", kind, *arguments, f"{name}-{kind}{number}", 5)
         for number, kind in enumerate(("delta", "objects", "objects"))
     ]
     at_the_gate(*racers)
@@ -244,15 +244,15 @@ def test_processes_race_delta_rs_and_each_version_has_one_winner(objects: Object
     while sum(report["tried"] - len(report["made"]) for report in reports) == 0:
         assert len(reports) < 10 * 3, "nobody ever lost: no race was seen"
         reports += raced(objects, f"round{len(reports)}")
-    made = sorted(mark for report in reports for mark in report["made"])
+    marks = sorted(mark for report in reports for mark in report["made"])
     logged = []
-    for found in objects.list("_delta_log"):
-        data = objects.get(found.path) or b""
+    for entry in objects.list("_delta_log"):
+        data = objects.get(entry.path) or b""
         actions = [json.loads(line) for line in data.splitlines()]
         logged += [action["commitInfo"]["mark"] for action in actions if "mark" in action.get("commitInfo", {})]
-    assert sorted(logged) == made
-    assert len(made) == 5 * len(reports)
-    assert DeltaTable(objects.root, storage_options=objects.delta_options).version() == len(made)
+    assert sorted(logged) == marks
+    assert len(marks) == 5 * len(reports)
+    assert DeltaTable(objects.root, storage_options=objects.delta_options).version() == len(marks)
 
 
 def test_a_put_whose_answer_was_lost_is_known_to_have_happened(s3: Store) -> None:
@@ -265,10 +265,12 @@ def test_a_put_whose_answer_was_lost_is_known_to_have_happened(s3: Store) -> Non
             lost.append(request.path)
             request.close_connection = True
             return
-        kept = {k: v for k, v in headers.items() if k.lower() not in ("content-length", "connection", "date", "server")}
+        kept_headers = {
+            k: v for k, v in headers.items() if k.lower() not in ("content-length", "connection", "date", "server")
+        }
         if request.command == "HEAD":
-            kept["Content-Length"] = headers.get("Content-Length", "0")
-        send(request, status, data, **kept)
+            kept_headers["Content-Length"] = headers.get("Content-Length", "0")
+        send(request, status, data, **kept_headers)
 
     with answering(lossy) as endpoint:
         objects = Objects(s3.root, options(endpoint))
@@ -286,10 +288,10 @@ def test_a_put_that_fails_after_the_store_kept_it_is_known_to_have_happened(s3: 
         if request.command == "PUT" and status == 200:
             failed.append(status)
             status, data = 500, b"<Error><Code>InternalError</Code></Error>"
-        kept = {k: v for k, v in headers.items() if k.lower().startswith(("x-amz", "etag", "last-modified"))}
+        kept_headers = {k: v for k, v in headers.items() if k.lower().startswith(("x-amz", "etag", "last-modified"))}
         if request.command == "HEAD":
-            kept["Content-Length"] = headers.get("Content-Length", "0")
-        send(request, status, data, **kept)
+            kept_headers["Content-Length"] = headers.get("Content-Length", "0")
+        send(request, status, data, **kept_headers)
 
     with answering(failing) as endpoint:
         assert Objects(s3.root, options(endpoint)).create("x", b"mine")

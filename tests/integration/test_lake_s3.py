@@ -32,9 +32,9 @@ from testkit.processes import COMMAND, Worker, at_the_gate, environment
 RECORDS = 20
 
 
-def open_lake(store: Store, **more: object) -> Lake:
-    """The store's lake, made if need be."""
-    return lake.open(store.root, create=True, storage_options=store.options, **more)  # type: ignore[arg-type]
+def open_lake(store: Store, **options: object) -> Lake:
+    """The store's lake, made if needed."""
+    return lake.open(store.root, create=True, storage_options=store.options, **options)  # type: ignore[arg-type]
 
 
 def command(store: Store, *args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -43,7 +43,7 @@ def command(store: Store, *args: str | Path) -> subprocess.CompletedProcess[str]
 
 
 def ingesting(store: Store, file: Path, batch_size: int, faults: str = "") -> Worker:
-    """A process that ingests a file once it is told to go."""
+    """A process that ingests a file at its signal."""
     faults = f"env {json.dumps(store.environment)};{faults}"
     return Worker("ingest", store.root, file, "run", batch_size, faults=faults)
 
@@ -99,16 +99,16 @@ def test_snapshots_outlive_compaction_and_vacuum(s3: Store) -> None:
     before = contents(lk.snapshot())
     lk.name_snapshot("paper")
     lk.append([episode("later", n) for n in range(2)], run_id="run")
-    (gone, *_) = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'later' ORDER BY 1")["episode_id"]
-    assert lk.retract([gone], "a test") == 1
+    (missing_id, *_) = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'later' ORDER BY 1")["episode_id"]
+    assert lk.retract([missing_id], "a test") == 1
     now += timedelta(days=40)
     files = len(lk.snapshot().files("steps"))
     lk.compact("steps")
     assert len(lk.snapshot().files("steps")) == 1 < files
     now += timedelta(days=8)
-    there = {found.path for found in Objects(s3.root, s3.options).list("steps")}
+    paths = {entry.path for entry in Objects(s3.root, s3.options).list("steps")}
     (deleted,) = (done.deleted_files for done in lk.vacuum(retention=timedelta(days=7)) if done.table == "steps")
-    assert len(there - {found.path for found in Objects(s3.root, s3.options).list("steps")}) == deleted == 1
+    assert len(paths - {entry.path for entry in Objects(s3.root, s3.options).list("steps")}) == deleted == 1
     assert assert_whole(lk.snapshot()) == 3 + 1
     reopened = lake.open(s3.root, storage_options=s3.options, clock=clock)
     assert_same(contents(reopened.at("paper")), before)
@@ -122,12 +122,12 @@ def test_a_forgotten_episode_is_in_no_object(s3: Store) -> None:
     lk.forget([forgotten], "asked to")
     assert assert_whole(lk.snapshot()) == 1
     objects = Objects(s3.root, s3.options)
-    for found in objects.list():
-        data = objects.get(found.path) or b""
+    for entry in objects.list():
+        data = objects.get(entry.path) or b""
         assert b"whisper-it" not in data
-        if found.path.endswith(".parquet"):
+        if entry.path.endswith(".parquet"):
             frame = pl.read_parquet(data)
-            assert "whisper-it" not in str(frame.to_dicts()), found.path
+            assert "whisper-it" not in str(frame.to_dicts()), entry.path
     assert lk.append([episode("whisper-it", 0)], run_id="run").new == 0
 
 
@@ -158,12 +158,12 @@ def test_writers_of_overlapping_batches_write_everything_once(s3: Store, tmp_pat
 
 @pytest.mark.slow("A writer that is killed beside any of its commits to a bucket is made good by the same command.")
 @pytest.mark.parametrize(
-    "place", ["create 1 before", "commit:steps 2 after", "commit:episodes 2 before", "commit:episodes 2 after"]
+    "point", ["create 1 before", "commit:steps 2 after", "commit:episodes 2 before", "commit:episodes 2 after"]
 )
 def test_a_killed_writer_is_made_good_by_the_same_command(
-    place: str, s3: Store, file: Path, expected: dict[str, pl.DataFrame]
+    point: str, s3: Store, file: Path, expected: dict[str, pl.DataFrame]
 ) -> None:
-    worker = ingesting(s3, file, 7, f"{place} kill")
+    worker = ingesting(s3, file, 7, f"{point} kill")
     at_the_gate(worker)
     assert worker.wait() == -9, worker.error
     lk = open_lake(s3)
@@ -204,22 +204,22 @@ def test_credentials_are_in_no_object_and_no_output(s3: Store, file: Path) -> No
         assert done.returncode == code, done.stderr
         assert says in done.stdout + done.stderr
         assert not any(leak in (done.stdout + done.stderr).encode() for leak in [*SECRETS, KEY_ID])
-    # RUST_LOG is read when delta-rs is loaded: an interpreter of its own.
-    own = environment(**s3.environment, RUST_LOG="debug")
+    # RUST_LOG is read when delta-rs is loaded: its own interpreter.
+    env = environment(**s3.environment, RUST_LOG="debug")
     words = [*COMMAND, "tables", "--lake", s3.root]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=own)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert "AwsCredential" in done.stderr, "delta-rs says what it does, the id of the key included, and no secret"
     assert not any(leak in done.stderr.encode() for leak in SECRETS)
 
     objects = Objects(f"s3://{s3.bucket}", s3.options)
     listed = objects.list()
-    assert any("_delta_log" in found.path for found in listed)
-    for found in listed:
-        data = objects.get(found.path) or b""
+    assert any("_delta_log" in entry.path for entry in listed)
+    for entry in listed:
+        data = objects.get(entry.path) or b""
         texts = [data]
-        if found.path.endswith(".parquet"):
+        if entry.path.endswith(".parquet"):
             texts.append(str(pl.read_parquet(data).to_dicts()).encode())
-        assert not any(leak in text for leak in [*SECRETS, KEY_ID] for text in texts), found.path
+        assert not any(leak in text for leak in [*SECRETS, KEY_ID] for text in texts), entry.path
 
 
 # ---------------------------------------------------------------- 4. no bucket

@@ -23,13 +23,13 @@ def lk(s3_server: str) -> Lake:
 @pytest.mark.slow("A bucket answers queries with parameters, views and retractions as a folder does.")
 def test_a_bucket_answers_as_a_folder_does(lk: Lake) -> None:
     assert lk.sql("SELECT count(*) AS n FROM episodes").item() == 6
-    wanted = lk.sql("SELECT episode_id FROM episodes WHERE run_id = 'run 1'")["episode_id"]
+    episode_ids = lk.sql("SELECT episode_id FROM episodes WHERE run_id = 'run 1'")["episode_id"]
     with lk.snapshot().session() as session:
-        for one in wanted:
-            assert session.query("SELECT * FROM trajectory WHERE episode_id = ?", [one]).height == 2
+        for episode_id in episode_ids:
+            assert session.query("SELECT * FROM trajectory WHERE episode_id = ?", [episode_id]).height == 2
         assert session.stream("SELECT * FROM steps").read_all().num_rows == 12
         assert session.query("SELECT * FROM groups").height == 3
-    lk.retract(wanted.to_list(), "a test")
+    lk.retract(episode_ids.to_list(), "a test")
     assert lk.sql("SELECT count(*) AS n FROM trajectory").item() == 8
 
 
@@ -37,7 +37,7 @@ def test_nothing_but_the_snapshot_is_read(lk: Lake) -> None:
     for query in ("FROM read_text('/etc/passwd')", "FROM read_parquet('s3://elsewhere/x.parquet')"):
         with pytest.raises(QueryError, match="Permission Error"):
             lk.sql(query)
-    # Whatever else lies in the bucket is not there for SQL.
+    # Other objects of the bucket are hidden from SQL.
     log = f"{lk.uri}/episodes/_delta_log/00000000000000000000.json"
     assert lk.sql(f"FROM read_text('{log}')").is_empty()
     assert lk.sql(f"FROM glob('{lk.uri}/episodes/*')").is_empty()

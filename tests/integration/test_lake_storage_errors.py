@@ -88,14 +88,14 @@ def test_an_endpoint_in_plain_http_is_explained(s3: Store) -> None:
 def test_missing_credentials_are_named(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    given = {k: v for k, v in s3.options.items() if "key" not in k}
+    store_options = {k: v for k, v in s3.options.items() if "key" not in k}
     with answering(refusal(404, "NoRole")) as metadata:
-        error = failure("get", Objects(s3.root, given | {"aws_metadata_endpoint": metadata}))
+        error = failure("get", Objects(s3.root, store_options | {"aws_metadata_endpoint": metadata}))
     assert "no usable credentials; set AWS_ACCESS_KEY_ID" in str(error)
 
 
 @pytest.mark.parametrize(
-    ("root", "given", "says"),
+    ("root", "store_options", "says"),
     [
         ("az://box/x", {}, "no usable credentials; set AZURE_STORAGE_ACCOUNT_NAME"),
         (
@@ -105,9 +105,9 @@ def test_missing_credentials_are_named(s3: Store, monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_other_stores_say_what_they_lack(root: str, given: dict[str, str], says: str) -> None:
+def test_other_stores_say_what_they_lack(root: str, store_options: dict[str, str], says: str) -> None:
     with pytest.raises(LakeAccessError) as caught:
-        Objects(root, given)
+        Objects(root, store_options)
     assert says in str(caught.value)
 
 
@@ -150,14 +150,14 @@ def test_secrets_are_taken_out_of_any_text(s3: Store, monkeypatch: pytest.Monkey
 
 def test_errors_of_other_engines_are_said_in_the_same_words(s3_server: str) -> None:
     objects = Objects("s3://no-such-bucket/x", options(s3_server))
-    found = []
+    errors = []
     with pytest.raises(OSError, match="NoSuchBucket") as delta:
         DeltaTable(objects.uri("t"), storage_options=objects.delta_options)
-    found.append(objects.explain_failure(delta.value))
+    errors.append(objects.explain_failure(delta.value))
     with pytest.raises(FileNotFoundError, match="NoSuchBucket") as polars:
         pl.scan_parquet(objects.uri("t/x.parquet"), storage_options=objects.polars_options).collect()
-    found.append(objects.explain_failure(polars.value))
-    for error in found:
+    errors.append(objects.explain_failure(polars.value))
+    for error in errors:
         assert isinstance(error, NotALakeError)
         assert "there is no bucket `no-such-bucket`" in str(error)
         assert str(error).isascii()
@@ -197,9 +197,9 @@ def test_every_engine_reads_a_bucket_with_the_same_options(anyhow: Objects) -> N
     table = DeltaTable(anyhow.uri("t"), storage_options=anyhow.delta_options)
     (uri,) = table.file_uris()
     assert pl.scan_parquet(uri, storage_options=anyhow.polars_options).collect().equals(frame)
-    (found,) = [f for f in anyhow.list("t") if f.path.endswith(".parquet")]
-    assert anyhow.uri(found.path) == uri
-    files = anyhow.filesystem({uri: found.bytes})
+    (entry,) = [f for f in anyhow.list("t") if f.path.endswith(".parquet")]
+    assert anyhow.uri(entry.path) == uri
+    files = anyhow.filesystem({uri: entry.bytes})
     assert files is not None
     assert pl.from_arrow(pq.ParquetFile(files.open(uri)).read()).equals(frame)
     with duckdb.connect(":memory:") as connection:
@@ -224,27 +224,27 @@ def test_every_engine_reads_a_bucket_with_the_same_options(anyhow: Objects) -> N
 
 def test_duckdb_reads_ranges_and_asks_once(s3: Store) -> None:
     frame = pl.DataFrame({"a": range(20_000), "wide": [os.urandom(64).hex() for _ in range(20_000)]})
-    asked: list[tuple[str, int]] = []
+    requests: list[tuple[str, int]] = []
 
     def counting(request: BaseHTTPRequestHandler, body: bytes) -> None:
         status, data, headers = passed_on(s3.endpoint, request, body)
-        asked.append((request.command, len(data)))
-        kept = {k: v for k, v in headers.items() if k.lower() in ("etag", "last-modified", "content-range")}
-        send(request, status, data, **kept)
+        requests.append((request.command, len(data)))
+        kept_headers = {k: v for k, v in headers.items() if k.lower() in ("etag", "last-modified", "content-range")}
+        send(request, status, data, **kept_headers)
 
     direct = Objects(s3.root, s3.options)
     write_deltalake(direct.uri("t"), frame, storage_options=direct.delta_options)
-    (found,) = [f for f in direct.list("t") if f.path.endswith(".parquet")]
+    (entry,) = [f for f in direct.list("t") if f.path.endswith(".parquet")]
     with answering(counting) as endpoint, duckdb.connect(":memory:") as connection:
         objects = Objects(s3.root, options(endpoint))
-        uri = objects.uri(found.path)
+        uri = objects.uri(entry.path)
         connection.execute("SET threads = 4")
-        connection.register_filesystem(objects.filesystem({uri: found.bytes}))
+        connection.register_filesystem(objects.filesystem({uri: entry.bytes}))
         for _ in range(2):
             assert connection.execute(f"SELECT sum(a) FROM read_parquet('{uri}')").fetchall() == [(199990000,)]
-    assert {verb for verb, _ in asked} == {"GET"}
-    assert len(asked) <= 4
-    assert sum(size for _, size in asked) < found.bytes / 4
+    assert {verb for verb, _ in requests} == {"GET"}
+    assert len(requests) <= 4
+    assert sum(size for _, size in requests) < entry.bytes / 4
 
 
 def test_a_file_that_is_gone_is_named(s3: Store) -> None:
@@ -261,7 +261,7 @@ def test_a_file_that_is_gone_is_named(s3: Store) -> None:
 
 
 def test_the_server_is_asked_nothing_when_objects_are_made() -> None:
-    asked: list[str] = []
-    with answering(lambda request, _: (asked.append(request.path), send(request, 404))[1]) as endpoint:
+    paths: list[str] = []
+    with answering(lambda request, _: (paths.append(request.path), send(request, 404))[1]) as endpoint:
         Objects("s3://bucket/x", options(endpoint))
-    assert asked == []
+    assert paths == []

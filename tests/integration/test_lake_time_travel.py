@@ -1,4 +1,4 @@
-"""The lake as it was: by time, by version of `episodes`, by name; whole whatever the clocks said."""
+"""The lake as it was: by time, by version of `episodes`, by name; whole no matter what the clocks said."""
 
 import random
 from datetime import UTC, datetime, timedelta, timezone
@@ -140,11 +140,11 @@ def test_clocks_that_jump_between_commits_tear_no_episode_from_its_steps(tmp_pat
     for version in range(newest + 1):
         assert_whole(lk.at(version))
     now = datetime.now(UTC)
-    seen = set()
+    states = set()
     for hours in range(0, 121, 30):
-        seen.add(assert_whole(lk.at(now + timedelta(hours=hours))))
+        states.add(assert_whole(lk.at(now + timedelta(hours=hours))))
     assert assert_whole(lk.at(now + timedelta(hours=200))) == 6
-    assert max(seen) > 0
+    assert max(states) > 0
 
 
 def test_a_job_whose_clock_is_behind_shows_no_steps_before_their_episode(lk: Lake, clock: MovingClock) -> None:

@@ -1,4 +1,4 @@
-"""Vacuum: what nobody can see any more leaves the disk, and nothing that a pin, the last week or a writer needs."""
+"""Vacuum: what no one can see any more leaves the disk, and nothing that a pin, the last week or a writer needs."""
 
 import os
 import shutil
@@ -40,10 +40,10 @@ def clock() -> MovingClock:
 @pytest.fixture
 def lk(tmp_path: Path, clock: MovingClock) -> Lake:
     """Two commits of one episode each."""
-    made = empty_lake(tmp_path / "lake", clock=clock)
+    lk = empty_lake(tmp_path / "lake", clock=clock)
     for task in ("a", "b"):
-        made.append([episode(task, tokens=True)], run_id="run")
-    return made
+        lk.append([episode(task, tokens=True)], run_id="run")
+    return lk
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_dead_writes_are_taken_out_of_the_tables_and_then_off_the_disk(
     assert len(lk.snapshot().dead_write_ids) == 1, "its writer may be slow"
     clock.forward(days=2)
     done = vacuum(lk)
-    assert {name: one.dead_files for name, one in done.items() if one.dead_files} == {"steps": 1, "tokens": 1}
+    assert {name: report.dead_files for name, report in done.items() if report.dead_files} == {"steps": 1, "tokens": 1}
     assert lk.snapshot().dead_write_ids == frozenset()
     assert len(data_files(lk, "steps")) == 3
     clock.forward(days=8)
@@ -213,14 +213,14 @@ def test_a_damaged_pin_stops_it_before_anything_is_deleted(lk: Lake, clock: Movi
     compact(lk)
     clock.forward(days=20)
     pin = Path(lk.uri) / "_trajlake" / "snapshots" / "kept.json"
-    whole = pin.read_bytes()
-    pin.write_bytes(whole[:-9])
+    content = pin.read_bytes()
+    pin.write_bytes(content[:-9])
     before = data_files(lk, "steps")
     with pytest.raises(LakeAccessError, match=r"kept\.json is damaged") as caught:
         lk.vacuum()
     assert "restore it or delete" in wording(caught.value)
     assert data_files(lk, "steps") == before
-    pin.write_bytes(whole)
+    pin.write_bytes(content)
     lk.vacuum()
     assert assert_whole(lk.at("kept")) == 2
 
@@ -250,8 +250,8 @@ def test_a_snapshot_named_40_days_ago_opens_on_every_table(full: Path, tmp_path:
         table = DeltaTable(folder / name)
         table.create_checkpoint()
         table.cleanup_metadata()
-    gone = deleted(lake.open(folder, clock=clock))
-    assert gone == {"episodes": 1, "steps": 1, "tokens": 1, "jobs": 2}, "what `more` wrote; all else is pinned"
+    deleted_files = deleted(lake.open(folder, clock=clock))
+    assert deleted_files == {"episodes": 1, "steps": 1, "tokens": 1, "jobs": 2}, "what `more` wrote; all else is pinned"
     snapshot = lake.open(folder, clock=clock).at("then")
     with snapshot.session() as session:
         for name, table in TABLES.items():
@@ -274,7 +274,7 @@ def test_with_deltas_own_retention_it_would_not_open(lk: Lake, clock: MovingCloc
         lake.open(lk.uri, clock=clock).at("then")
 
 
-# ---------------------------------------------------------------- beside writers that stand still
+# ---------------------------------------------------------------- next to writers that stand still
 
 
 def before_commit(lk: Lake, monkeypatch: pytest.MonkeyPatch, table: str, action: Callable[[], None]) -> None:
@@ -294,12 +294,12 @@ def forty_days_pass(lk: Lake, clock: MovingClock) -> Callable[[], None]:
     """Another process compacts and vacuums twice, weeks apart."""
 
     def pass_() -> None:
-        other = lake.open(lk.uri, clock=clock)
+        reader = lake.open(lk.uri, clock=clock)
         for _ in range(2):
             clock.forward(days=20)
-            compact(other, "episodes", "steps", "tokens")
-            other.vacuum()
-            assert assert_whole(other.snapshot()) == 2
+            compact(reader, "episodes", "steps", "tokens")
+            reader.vacuum()
+            assert assert_whole(reader.snapshot()) == 2
 
     return pass_
 
@@ -339,7 +339,7 @@ def test_a_compaction_stopped_between_its_file_and_its_commit_changes_nothing(
     assert_same(contents(lk.snapshot()), expected)
 
 
-# ---------------------------------------------------------------- beside jobs
+# ---------------------------------------------------------------- next to jobs
 
 
 def judging(lk: Lake) -> tuple[Job, pl.DataFrame]:

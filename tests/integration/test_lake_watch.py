@@ -1,7 +1,8 @@
-"""`trajlake ingest --watch`: what is appended or put there is taken exactly once, whatever happens to who watches.
+"""`trajlake ingest --watch`: what is appended or put there is taken exactly once, no matter what happens to who
+watches.
 
 1. What is read when, in this process, by a clock of the test's own.
-2. The command in a process of its own, beside others that write: interrupted, killed, started again.
+2. The command in its own process, next to others that write: interrupted, killed, started again.
 3. Scores of episodes whose ingest was killed between the two commits.
 
 What a watch leaves in the lake is compared with what one plain ingest of the same files leaves.
@@ -66,12 +67,12 @@ def lk(tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "logs"
-    made.mkdir()
-    return made
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    return folder
 
 
-def taken(lk: Lake, watched: Watched) -> tuple[int, int, int]:
+def take_once(lk: Lake, watched: Watched) -> tuple[int, int, int]:
     """Records, new episodes and rejects of one look at everything."""
     reports = [run_plan(lk, plan, only_if_any=True) for plan in watched.list_changes()]
     for report in reports:
@@ -91,34 +92,34 @@ def append(path: Path, *items: EpisodeRecord | bytes) -> None:
 def same_as_one_ingest(lk: Lake, where: Path) -> None:
     """The lake shows what one ingest of the files as they are now would leave."""
     assert_whole(lk.snapshot())
-    other = empty_lake(where.parent / f"{where.name} at once")
-    ingest(other, where)
+    other_lake = empty_lake(where.parent / f"{where.name} at once")
+    ingest(other_lake, where)
     names = ("episodes", "steps", "rejects")
-    assert_same(contents(lk.snapshot(), names), contents(other.snapshot(), names))
+    assert_same(contents(lk.snapshot(), names), contents(other_lake.snapshot(), names))
 
 
 def test_lines_are_read_on_from_where_the_last_one_ended(lk: Lake, folder: Path, clock: Clock) -> None:
     path = write_lines(folder / "f.jsonl", numbered(0, 1))
     watched = Watched([str(folder)])
-    assert taken(lk, watched) == (2, 2, 0)
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (2, 2, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     append(path, *numbered(2), b"nonsense\n")
-    assert taken(lk, watched) == (2, 1, 1)
+    assert take_once(lk, watched) == (2, 1, 1)
     assert lk.sql("SELECT position FROM rejects").item() == 4, "counted from the file's first line"
     same_as_one_ingest(lk, folder)
 
 
 def test_half_a_line_is_left_until_its_other_half_comes(lk: Lake, folder: Path, clock: Clock) -> None:
     path = folder / "f.jsonl"
-    whole = line(episode("t", 0, extra={"note": "}"}))
+    text = line(episode("t", 0, extra={"note": "}"}))
     watched = Watched([str(folder)])
-    for end in range(1, len(whole) - 1):
-        path.write_bytes(whole[:end])
-        assert taken(lk, watched) == (0, 0, 0), whole[:end]
+    for end in range(1, len(text) - 1):
+        path.write_bytes(text[:end])
+        assert take_once(lk, watched) == (0, 0, 0), text[:end]
     clock.now += 100
-    assert taken(lk, watched) == (0, 0, 0), "however long it takes"
-    path.write_bytes(whole)
-    assert taken(lk, watched) == (1, 1, 0)
+    assert take_once(lk, watched) == (0, 0, 0), "however long it takes"
+    path.write_bytes(text)
+    assert take_once(lk, watched) == (1, 1, 0)
     same_as_one_ingest(lk, folder)
 
 
@@ -129,9 +130,9 @@ def test_half_a_line_of_a_file_that_is_read_as_a_whole_is_left_too(lk: Lake, fol
     watched = Watched([str(folder)])
     for text, expected in ((row[:-9], 0), (row, 1), (row + b"\n" + row[:-9], 1), (row + b"\n" + row + b"\n", 2)):
         path.write_bytes(text)
-        taken(lk, watched)
+        take_once(lk, watched)
         clock.now += 2.1
-        assert taken(lk, watched)[0] == expected
+        assert take_once(lk, watched)[0] == expected
     assert lk.sql("SELECT count(*) FROM rejects").item() == 0
     same_as_one_ingest(lk, folder)
 
@@ -140,11 +141,11 @@ def test_a_last_line_without_an_end_is_taken_and_its_end_is_no_line(lk: Lake, fo
     path = folder / "f.jsonl"
     watched = Watched([str(path)])
     path.write_bytes(line(episode("t", 0)) + line(episode("t", 1)).rstrip())
-    assert taken(lk, watched) == (2, 2, 0)
+    assert take_once(lk, watched) == (2, 2, 0)
     append(path, b"\n")
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     append(path, b"nonsense\n")
-    assert taken(lk, watched) == (1, 0, 1)
+    assert take_once(lk, watched) == (1, 0, 1)
     assert lk.sql("SELECT position FROM rejects").item() == 3
     same_as_one_ingest(lk, path)
 
@@ -153,7 +154,7 @@ def test_a_last_line_without_an_end_is_taken_and_its_end_is_no_line(lk: Lake, fo
 def test_a_file_that_is_written_anew_is_read_from_its_start(lk: Lake, folder: Path, clock: Clock, how: str) -> None:
     path = write_lines(folder / "f.jsonl", numbered(0, 1, 2))
     watched = Watched([str(folder)])
-    assert taken(lk, watched) == (3, 3, 0)
+    assert take_once(lk, watched) == (3, 3, 0)
     if how == "in place":
         write_lines(path, numbered(3, 4, 5, 6))
         expected = (4, 4, 0)
@@ -168,11 +169,11 @@ def test_a_file_that_is_written_anew_is_read_from_its_start(lk: Lake, folder: Pa
         expected = (3, 3, 0)
     else:
         path.write_bytes(path.read_bytes()[: len(line(episode("t", 0))) + 5])
-        assert taken(lk, watched) == (1, 0, 0)
+        assert take_once(lk, watched) == (1, 0, 0)
         append(path, b"\n", *numbered(7))
         expected = (2, 1, 1)
-    assert taken(lk, watched) == expected
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == expected
+    assert take_once(lk, watched) == (0, 0, 0)
 
 
 def test_a_document_is_read_once_nobody_has_written_to_it_for_a_moment(lk: Lake, folder: Path, clock: Clock) -> None:
@@ -183,15 +184,15 @@ def test_a_document_is_read_once_nobody_has_written_to_it_for_a_moment(lk: Lake,
     for end in (10, 100, len(text) - 1, len(text)):
         path.write_text(text[:end])
         clock.now += 1.5
-        assert taken(lk, watched) == (0, 0, 0)
+        assert take_once(lk, watched) == (0, 0, 0)
     clock.now += 1.9
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     clock.now += 0.2
-    assert taken(lk, watched) == (3, 3, 0)
+    assert take_once(lk, watched) == (3, 3, 0)
     path.write_text(json.dumps(tau(4)))
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     clock.now += 2.1
-    assert taken(lk, watched) == (4, 1, 0)
+    assert take_once(lk, watched) == (4, 1, 0)
 
 
 def test_a_packed_file_of_lines_is_read_whole_once_it_is_quiet(lk: Lake, folder: Path, clock: Clock) -> None:
@@ -199,9 +200,9 @@ def test_a_packed_file_of_lines_is_read_whole_once_it_is_quiet(lk: Lake, folder:
 
     (folder / "f.jsonl.gz").write_bytes(gzip.compress(line(episode("t", 0))))
     watched = Watched([str(folder)])
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     clock.now += 2.1
-    assert taken(lk, watched) == (1, 1, 0)
+    assert take_once(lk, watched) == (1, 1, 0)
 
 
 def test_a_session_is_read_again_as_a_whole_and_replaces_what_it_was(
@@ -213,9 +214,9 @@ def test_a_session_is_read_again_as_a_whole_and_replaces_what_it_was(
     watched = Watched([str(folder)])
     for steps in (1, 3, 3, 7):
         write_lines(folder / "s.jsonl", [episode("session", steps=steps)])
-        taken(lk, watched)
+        take_once(lk, watched)
         clock.now += 2.1
-        taken(lk, watched)
+        take_once(lk, watched)
     assert lk.sql("SELECT run_id, attempt, num_steps FROM episodes").rows() == [("s", 2, 7)]
 
 
@@ -234,35 +235,35 @@ def test_what_is_none_of_ours_is_told_once_and_looked_at_again_when_it_changes(
     clock.now += 10
     assert skipped() == {}
     write_lines(path, numbered(0))
-    assert taken(lk, watched) == (1, 1, 0)
+    assert take_once(lk, watched) == (1, 1, 0)
 
 
 def test_files_come_and_go(lk: Lake, folder: Path, clock: Clock) -> None:
     watched = Watched([str(folder / "later"), str(folder / "*.jsonl"), str(folder / "named.jsonl")])
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     (folder / "later" / "new").mkdir(parents=True)
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     write_lines(folder / "later" / "new" / "a.jsonl", numbered(0))
     write_lines(folder / "named.jsonl", numbered(1))
-    assert taken(lk, watched) == (2, 2, 0), "by two names, read once"
+    assert take_once(lk, watched) == (2, 2, 0), "by two names, read once"
     (folder / "named.jsonl").unlink()
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     write_lines(folder / "named.jsonl", numbered(2, 1))
-    assert taken(lk, watched) == (2, 1, 0)
+    assert take_once(lk, watched) == (2, 1, 0)
     write_lines(folder / "next.tmp", numbered(2, 1, 3)).replace(folder / "named.jsonl")
-    assert taken(lk, watched) == (1, 1, 0), "another file, but it begins with what was read"
+    assert take_once(lk, watched) == (1, 1, 0), "another file, but it begins with what was read"
 
 
 def test_a_log_that_is_rotated_stays_in_its_run(lk: Lake, folder: Path, clock: Clock) -> None:
     path = write_lines(folder / "a.jsonl", numbered(0, 1))
     watched = Watched([str(folder)])
-    assert taken(lk, watched) == (2, 2, 0)
+    assert take_once(lk, watched) == (2, 2, 0)
     path.rename(folder / "a.jsonl.1")
     append(folder / "a.jsonl.1", *numbered(2))
     write_lines(path, numbered(3))
-    assert taken(lk, watched) == (2, 2, 0)
+    assert take_once(lk, watched) == (2, 2, 0)
     path.rename(folder / "b.jsonl")
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     assert set(lk.sql("FROM episodes")["run_id"]) == {"a"}
 
 
@@ -280,16 +281,16 @@ def test_a_file_that_goes_while_it_is_looked_at_is_left_until_it_is_there_again(
 ) -> None:
     path = write_lines(folder / "a.jsonl", numbered(0))
 
-    def gone(at: Path) -> Any:
+    def open_missing(at: Path) -> Any:
         at.unlink()
         monkeypatch.setattr(watch_module, "read_head", read_head)
         return Source(at)
 
-    monkeypatch.setattr(watch_module, "read_head", gone)
+    monkeypatch.setattr(watch_module, "read_head", open_missing)
     watched = Watched([str(folder)])
-    assert taken(lk, watched) == (0, 0, 0)
+    assert take_once(lk, watched) == (0, 0, 0)
     write_lines(path, numbered(0))
-    assert taken(lk, watched) == (1, 1, 0)
+    assert take_once(lk, watched) == (1, 1, 0)
 
 
 def test_a_file_that_goes_while_it_is_read_does_not_end_the_watch(
@@ -301,22 +302,22 @@ def test_a_file_that_goes_while_it_is_read_does_not_end_the_watch(
     write_lines(folder / "a.jsonl", numbered(0))
     path = write_lines(folder / "b.jsonl", numbered(1))
     rounds = iter(range(4))
-    told: list[Report] = []
+    reports: list[Report] = []
 
     def sleep(_: float) -> None:
         if next(rounds) == 2:
             raise DoneError
         write_lines(path, numbered(1))
 
-    def gone(at: Lake, plan: Any, **options: Any) -> Report:
-        path.unlink(missing_ok=not told)
+    def run_on_missing(at: Lake, plan: Any, **options: Any) -> Report:
+        path.unlink(missing_ok=not reports)
         monkeypatch.setattr(watch_module, "run_plan", run_plan)
         return run_plan(at, plan, **options)
 
-    monkeypatch.setattr(watch_module, "run_plan", gone)
+    monkeypatch.setattr(watch_module, "run_plan", run_on_missing)
     monkeypatch.setattr(watch_module.time, "sleep", sleep)
     with pytest.raises(DoneError):
-        watch(lk, Watched([str(folder)]), tell=told.append)
+        watch(lk, Watched([str(folder)]), tell=reports.append)
     same_as_one_ingest(lk, folder)
 
 
@@ -335,7 +336,7 @@ def test_the_lake_may_lie_inside_what_is_watched(folder: Path, clock: Clock) -> 
     lk = empty_lake(folder / "lake")
     write_lines(folder / "a.jsonl", numbered(0))
     watched = Watched([str(folder), str(folder / "**")])
-    assert taken(lk, watched) == (1, 1, 0)
+    assert take_once(lk, watched) == (1, 1, 0)
     clock.now += 10
     assert [plan.report for plan in watched.list_changes()] == []
 
@@ -343,12 +344,12 @@ def test_the_lake_may_lie_inside_what_is_watched(folder: Path, clock: Clock) -> 
 def test_rejects_of_a_watch_are_those_of_one_ingest_also_after_a_restart(lk: Lake, folder: Path, clock: Clock) -> None:
     write_lines(folder / "b.jsonl", [b"nonsense\n", *numbered(0)])
     watched = Watched([str(folder)])
-    taken(lk, watched)
+    take_once(lk, watched)
     write_lines(folder / "a.jsonl", [b"nonsense\n", *numbered(1)])
-    taken(lk, watched)
+    take_once(lk, watched)
     append(folder / "b.jsonl", b"{}\n")
-    taken(lk, watched)
-    assert taken(lk, Watched([str(folder)])) == (5, 0, 3)
+    take_once(lk, watched)
+    assert take_once(lk, Watched([str(folder)])) == (5, 0, 3)
     assert lk.sql("SELECT count(*) FROM rejects").item() == 3
     same_as_one_ingest(lk, folder)
 
@@ -376,7 +377,7 @@ def tau(number: int) -> list[dict[str, Any]]:
 
 
 class Watcher:
-    """The command `ingest --watch` in a process of its own."""
+    """The command `ingest --watch` in its own process."""
 
     def __init__(self, uri: Path, *names: Path | str) -> None:
         self.uri = uri
@@ -391,7 +392,7 @@ class Watcher:
         return os.pread(self.out.fileno(), 1 << 20, 0).decode()
 
     def until(self, *, episodes: int = 0, condition: Callable[[], bool] = lambda: True) -> None:
-        """Return when the lake shows so many episodes, and whatever else is waited for."""
+        """Return when the lake shows so many episodes, and all else that is waited for."""
         deadline = time.monotonic() + PATIENCE
         while not (_count(self.uri) >= episodes and condition()):
             assert self._process.poll() is None, self._process.communicate()
@@ -439,9 +440,11 @@ def writing(source: Path, target: Path, pieces: int, pause: float) -> subprocess
     return subprocess.Popen([sys.executable, "-c", _WRITER, str(source), str(target), str(pieces), str(pause)])
 
 
-def told(said: str) -> int:
-    """Episodes by what a watcher says of each batch; of several files, each has a line of its own, too."""
-    of_batches = [text for text in said.splitlines(keepends=True) if not text.startswith(" ") and text.endswith("\n")]
+def sum_episodes(report_line: str) -> int:
+    """Episodes by what a watcher says of each batch; of several files, each has its own line, too."""
+    of_batches = [
+        text for text in report_line.splitlines(keepends=True) if not text.startswith(" ") and text.endswith("\n")
+    ]
     return sum(int(text.split(": ")[1].split()[0]) for text in of_batches)
 
 
@@ -453,8 +456,8 @@ def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tm
         (folder / "new" / "deeper").mkdir(parents=True)
         write_lines(folder / "new" / "deeper" / "g.jsonl", numbered(100, 101))
         (folder / "runs.json").write_text(json.dumps(tau(3)))
-        # Each batch is told after it is in the lake.
-        watcher.until(episodes=35, condition=lambda: told(watcher.said) == 35)
+        # A line names each batch after it is in the lake.
+        watcher.until(episodes=35, condition=lambda: sum_episodes(watcher.said) == 35)
         assert writer.wait() == 0
         code, _, err = watcher.end()
     assert code == 0, err
@@ -465,7 +468,7 @@ def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tm
 
 
 def test_a_watcher_that_is_killed_again_and_again_takes_everything_once(folder: Path, tmp_path: Path) -> None:
-    chosen = random.Random(7)
+    rng = random.Random(7)
     records = [episode("t", n, scores=[ScoreRecord(scorer="judge", value=n / 60)], steps=1 + n % 3) for n in range(60)]
     source = write_lines(tmp_path / "source", records)
     uri = tmp_path / "lake"
@@ -473,7 +476,7 @@ def test_a_watcher_that_is_killed_again_and_again_takes_everything_once(folder: 
         for _ in range(2):
             with watching(uri, folder) as watcher:
                 watcher.until(episodes=min(55, _count(uri) + 5))
-                time.sleep(chosen.uniform(0, 0.6))
+                time.sleep(rng.uniform(0, 0.6))
                 assert watcher.end(signal.SIGKILL)[0] == -signal.SIGKILL
             assert_whole(lake.open(uri).snapshot())
         assert writer.wait() == 0
@@ -495,12 +498,12 @@ def test_watching_what_is_not_there_yet_is_told(tmp_path: Path) -> None:
     with watching(uri, name) as watcher:
         stderr = watcher._process.stderr
         assert stderr is not None
-        told = [stderr.readline() for _ in range(2)]
+        lines = [stderr.readline() for _ in range(2)]
         write_lines(name, numbered(0))
         watcher.until(episodes=1)
         code, out, err = watcher.end()
     assert code == 0
-    assert told[1] == f"{name} does not exist yet\n"
+    assert lines[1] == f"{name} does not exist yet\n"
     assert len(err.splitlines()) == 1, "that it has ended"
     assert out == "later.jsonl: 1 episode, 2 steps, 0 rejects (0 already present) in run later\n"
 
@@ -514,7 +517,7 @@ SCORED = [
 
 
 @pytest.mark.parametrize(
-    ("place", "side"),
+    ("point", "side"),
     [
         ("commit:scores", "after"),
         pytest.param("write:scores", "before", marks=pytest.mark.slow),
@@ -523,11 +526,11 @@ SCORED = [
         pytest.param("commit:episodes", "after", marks=pytest.mark.slow),
     ],
 )
-def test_scores_of_an_ingest_that_was_killed_come_with_the_next(tmp_path: Path, place: str, side: str) -> None:
+def test_scores_of_an_ingest_that_was_killed_come_with_the_next(tmp_path: Path, point: str, side: str) -> None:
     path = write_lines(tmp_path / "f.jsonl", SCORED)
     uri = tmp_path / "lake"
     empty_lake(uri)
-    worker = Worker("ingest", uri, path, "run", 4096, faults=f"{place} 1 {side} kill")
+    worker = Worker("ingest", uri, path, "run", 4096, faults=f"{point} 1 {side} kill")
     worker.wait_until_ready()
     worker.go()
     assert worker.wait() == -signal.SIGKILL, worker.error
@@ -565,11 +568,11 @@ def test_two_processes_import_the_same_scores_at_once(tmp_path: Path) -> None:
         files.append(path)
     command = ["score", "import", "--name", "human", "--lake", uri]
     running = [Command([*command, path], stdout=subprocess.PIPE) for path in files]
-    said = [process.communicate(timeout=PATIENCE)[0].decode() for process in running]
+    outputs = [process.communicate(timeout=PATIENCE)[0].decode() for process in running]
     assert [process.returncode for process in running] == [0, 0]
     new, present = zip(
-        *((int(text.split(": ")[1].split()[0]), int(text.split("(")[1].split()[0])) for text in said), strict=True
+        *((int(text.split(": ")[1].split()[0]), int(text.split("(")[1].split()[0])) for text in outputs), strict=True
     )
-    assert (sum(new), sum(present)) == (200, 40), said
+    assert (sum(new), sum(present)) == (200, 40), outputs
     rows = lake.open(uri).sql("SELECT rollout_index, value FROM current_scores JOIN episodes USING (episode_id)")
     assert sorted(rows.rows()) == [(n, float(n)) for n in range(200)]

@@ -21,11 +21,11 @@ from testkit.consumers import with_packages
 CHECKOUT = Path(__file__).parents[2]
 
 
-def study(out: Path, *more: str) -> "subprocess.Popen[str]":
-    """The study in a process of its own, with the game's package."""
+def study(out: Path, *options: str) -> "subprocess.Popen[str]":
+    """The study in its own process, with the game's package."""
     python = with_packages("textworld_express", ("textworld-express==1.1.0",))
     return subprocess.Popen(
-        [str(python), "-m", "benchmarks.learning", "--out", str(out), "--game", "coin", "--small", *more],
+        [str(python), "-m", "benchmarks.learning", "--out", str(out), "--game", "coin", "--small", *options],
         cwd=CHECKOUT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -50,12 +50,12 @@ def test_a_small_study_is_killed_goes_on_and_reports(tmp_path: Path) -> None:
     while len(files(out)) < 3 and first.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGKILL)
-    said, _ = first.communicate()
+    stdout, _ = first.communicate()
     before = files(out)
-    assert len(before) >= 3, said
+    assert len(before) >= 3, stdout
 
-    said, _ = (second := study(out)).communicate(timeout=1800)
-    assert second.returncode == 0, said
+    stdout, _ = (second := study(out)).communicate(timeout=1800)
+    assert second.returncode == 0, stdout
     done = files(out)
     assert {name: done[name] for name in before} == before
     assert len(done) == SMALL.seeds + len(ARMS) * (len(RATES) + SMALL.seeds)
@@ -76,7 +76,7 @@ def test_a_small_study_is_killed_goes_on_and_reports(tmp_path: Path) -> None:
     assert all(0 <= row.meaningful <= row.shared <= 1 for row in table.rows)
 
     page.write_text(f"Before.\n{BEGIN}\n{END}\nAfter.\n")
-    said, _ = (told := study(out, "--report", str(page))).communicate(timeout=300)
-    assert told.returncode == 0, said
+    stdout, _ = (report_study := study(out, "--report", str(page))).communicate(timeout=300)
+    assert report_study.returncode == 0, stdout
     assert "2 of 2" in page.read_text()
     assert [game["name"] for game in json.loads(page.with_suffix(".json").read_text())["games"]] == ["coin"]

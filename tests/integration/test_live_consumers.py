@@ -1,6 +1,6 @@
 """Tools that run agents by themselves, recorded through their own hooks: as files of theirs are read, and undisturbed.
 
-Each tool is installed once per machine in an environment of its own, which takes minutes; `make test-slow`.
+Each tool is installed once per machine in its own environment, which takes minutes; `make test-slow`.
 """
 
 import json
@@ -30,20 +30,20 @@ def test_eval_protocols_rollouts_are_recorded_as_its_rows_are_read(tmp_path: Pat
     python = with_packages("eval_protocol", EVAL_PROTOCOL)
     empty_lake(tmp_path / "lake")
     with engine_server() as engine:
-        found = said_by(python, "live_eval_protocol", CHECKOUT, tmp_path / "lake", tmp_path / "spool", engine.url, 3)
-    assert found["troubles"] == 0
+        report = said_by(python, "live_eval_protocol", CHECKOUT, tmp_path / "lake", tmp_path / "spool", engine.url, 3)
+    assert report["troubles"] == 0
     recorded = records(lake.open(tmp_path / "lake"))
     assert "not-to-be-stored" not in str(recorded)
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in found["rows"]["policy"]), "utf-8")
-    other = empty_lake(tmp_path / "other")
-    assert other.ingest(path, run_id="agent").rejected == 0
+    path.write_text("".join(json.dumps(row) + "\n" for row in report["rows"]["policy"]), "utf-8")
+    other_lake = empty_lake(tmp_path / "other")
+    assert other_lake.ingest(path, run_id="agent").rejected == 0
     first = {key: record for key, record in recorded.items() if record.task_id.startswith("policy")}
-    assert_same(first, records(other))
+    assert_same(first, records(other_lake))
     assert len(first) == 3
     retried = [record for record in recorded.values() if record.task_id.startswith("flaky")]
     assert [(record.status, record.error) for record in retried] == [("completed", None)] * 3
-    refused = [row["rollout_status"]["code"] for row in found["rows"]["error-500"]]
+    refused = [row["rollout_status"]["code"] for row in report["rows"]["error-500"]]
     assert refused == [13] * 3, "it hears of errors as without a recorder"
 
 
@@ -54,25 +54,25 @@ def test_the_page_of_eval_protocol_runs_under_its_own_test_runner(tmp_path: Path
     with engine_server() as engine:
         file = tmp_path / "test_page.py"
         file.write_text(program.replace("http://127.0.0.1:8000/v1", engine.url), "utf-8")
-        own = {"HOME": str(tmp_path), "PYTHONPATH": str(CHECKOUT), "TRAJLAKE_SPOOL": str(tmp_path / "spool")}
-        own |= {"PATH": os.environ["PATH"], "OPENAI_API_KEY": "unused", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        env = {"HOME": str(tmp_path), "PYTHONPATH": str(CHECKOUT), "TRAJLAKE_SPOOL": str(tmp_path / "spool")}
+        env |= {"PATH": os.environ["PATH"], "OPENAI_API_KEY": "unused", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         command = [str(python), "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", file.name]
-        done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout
         answered = [call.text for call in engine.calls]
-    found = records(lake.open(tmp_path / "L")).values()
-    assert len(found) == 2
-    assert sorted(record.steps[0].action for record in found) == sorted(answered)
-    assert len({record.task_id for record in found}) == len({record.run_id for record in found}) == 1
+    records_read = records(lake.open(tmp_path / "L")).values()
+    assert len(records_read) == 2
+    assert sorted(record.steps[0].action for record in records_read) == sorted(answered)
+    assert len({record.task_id for record in records_read}) == len({record.run_id for record in records_read}) == 1
 
 
 def _works_in_a_team(body: dict[str, Any], number: int) -> tuple[str, list[dict[str, Any]]]:
     """Answers with MassGen's tool, votes for the first agent once it is shown answers, and presents."""
     tools = [tool["function"]["name"] for tool in body.get("tools") or ()]
-    said = json.dumps(body["messages"])
-    if "vote" in tools and "Paris, says" in said:
+    prompt = json.dumps(body["messages"])
+    if "vote" in tools and "Paris, says" in prompt:
         name, arguments = "vote", {"agent_id": "agent1", "reason": "It is right."}
-    elif "new_answer" in tools and "Paris, says" not in said:
+    elif "new_answer" in tools and "Paris, says" not in prompt:
         name, arguments = "new_answer", {"content": "Paris, says an agent."}
     else:
         return "It is Paris.", []
@@ -86,21 +86,23 @@ def test_a_massgen_team_is_recorded_as_its_traces_are_read(tmp_path: Path, monke
     recorded = empty_lake(tmp_path / "lake")
     with engine_server() as engine:
         arguments = (CHECKOUT, PAGES / "massgen.md", engine.url, tmp_path / "lake", tmp_path / "spool")
-        found = said_by(python, "live_massgen", *arguments)
-    assert found["troubles"] == 0
-    plain, watched = found["streams"]
+        report = said_by(python, "live_massgen", *arguments)
+    assert report["troubles"] == 0
+    plain, watched = report["streams"]
     assert watched == plain, "chunk by chunk"
-    assert "It is Paris." in found["team"]
+    assert "It is Paris." in report["team"]
     read, _ = there_and_back(recorded, tmp_path, "massgen", run_id="team-v1")
     assert_same(records(recorded), read)
     assert "not-to-be-stored" not in str(read)
     (team,) = (record for record in read.values() if record.agent_id == "orchestrator")
-    said = [span.attributes or {} for span in team.spans]
+    attributes = [span.attributes or {} for span in team.spans]
     votes = {
-        span["action_data"]["voter"]: span["action_data"]["voted_for"] for span in said if span["action_type"] == "vote"
+        span["action_data"]["voter"]: span["action_data"]["voted_for"]
+        for span in attributes
+        if span["action_type"] == "vote"
     }
     assert votes == {"a": "a", "b": "a"}
-    assert {span["action_type"] for span in said} >= {"new_answer", "restart", "final_agent", "final_answer"}
+    assert {span["action_type"] for span in attributes} >= {"new_answer", "restart", "final_agent", "final_answer"}
     assert team.prompt_tokens == sum(
         record.prompt_tokens or 0 for record in read.values() if record.agent_id in ("a", "b")
     )
@@ -109,5 +111,5 @@ def test_a_massgen_team_is_recorded_as_its_traces_are_read(tmp_path: Path, monke
     assert all(
         record.policy == "policy" and (record.initial_messages or ())[0]["role"] == "system" for record in agents
     )
-    (left,) = (record for record in read.values() if record.agent_id == "left")
-    assert (left.status, left.steps[0].action) == ("aborted", "It i")
+    (left_record,) = (record for record in read.values() if record.agent_id == "left")
+    assert (left_record.status, left_record.steps[0].action) == ("aborted", "It i")

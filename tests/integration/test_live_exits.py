@@ -96,13 +96,13 @@ ENDS = {
         {},
     ),
 }
-"""How a program ends: its last lines, its exit status, and which episodes there are beside the two that all have."""
+"""How a program ends: its last lines, its exit status, and which episodes there are next to the two that all have."""
 SLOW = ("an exception", "sys.exit in an episode", "a daemon thread in an episode")
 
 
 @pytest.mark.parametrize("end", [pytest.param(end, marks=[pytest.mark.slow] * (end in SLOW)) for end in ENDS])
 def test_what_was_finished_is_there_once_however_the_program_ends(end: str, tmp_path: Path) -> None:
-    code, status, others = ENDS[end]
+    code, status, other_states = ENDS[end]
     empty_lake(tmp_path / "lake")
     program = tmp_path / "program.py"
     program.write_text(f"{BEGIN}    {code}\n")
@@ -121,7 +121,7 @@ def test_what_was_finished_is_there_once_however_the_program_ends(end: str, tmp_
     with lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool") as recorder:
         assert recorder.flush(60)
     rows = lake.open(tmp_path / "lake").sql("SELECT task_id, status FROM episodes").rows()
-    assert sorted(rows) == sorted({"finished": "completed", "open": "aborted", **others}.items())
+    assert sorted(rows) == sorted({"finished": "completed", "open": "aborted", **other_states}.items())
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["lock"]
 
 
@@ -143,7 +143,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Recorders:
-    """Recorders of lakes below a folder, on a machine that keeps their spools beside."""
+    """Recorders of lakes below a folder, on a machine that keeps their spools next to them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRAJLAKE_SPOOL", str(folder / "spools"))
@@ -156,17 +156,17 @@ class Recorders:
         done = subprocess.run(program, capture_output=True, text=True, env=variables, timeout=120, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
 
-    def tasks(self, name: str, *own: str) -> list[str]:
-        """The tasks in a lake after another recorder, which records `own`."""
+    def tasks(self, name: str, *options: str) -> list[str]:
+        """The tasks in a lake after another recorder, which records `options`."""
         with lake.recorder(self.folder / name, run="r") as recorder:
-            for task in own:
+            for task in options:
                 with recorder.episode(task) as episode, episode.step(state="s") as step:
                     step.action("a")
             assert recorder.flush(60)
         return sorted(lake.open(self.folder / name).sql("SELECT task_id FROM episodes")["task_id"])
 
     def spools(self, name: str, *options: str) -> list[dict[str, Any]]:
-        """What `trajlake spools` lists, or nothing if it is told to do something."""
+        """What `trajlake spools` lists, or nothing if it has an option to act."""
         done = CliRunner().invoke(trajlake, ["spools", "--lake", str(self.folder / name), "--format", "json", *options])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout) if not options else []
@@ -188,21 +188,21 @@ def test_what_was_recorded_for_a_deleted_lake_is_kept_apart(
     shutil.rmtree(recorders.folder / "lake")
     assert recorders.tasks("lake", "of the new lake") == ["of the new lake"]
     assert recorders.tasks("lake", "another") == ["another", "of the new lake"]
-    (held,) = recorders.spools("lake")
-    assert caplog.text.count(held["spool"]) == 1, "told once in a process"
-    assert (held["state"], held["finished"], held["open"]) == ("orphaned", 1, 1)
-    assert held["lake_id"] not in (None, lake.open(recorders.folder / "lake").identity)
-    recorders.spools("lake", "--deliver", held["spool"])
+    (row,) = recorders.spools("lake")
+    assert caplog.text.count(row["spool"]) == 1, "told once in a process"
+    assert (row["state"], row["finished"], row["open"]) == ("orphaned", 1, 1)
+    assert row["lake_id"] not in (None, lake.open(recorders.folder / "lake").identity)
+    recorders.spools("lake", "--deliver", row["spool"])
     assert recorders.tasks("lake") == ["another", "finished", "of the new lake", "open"]
     assert recorders.spools("lake") == []
 
 
 def test_what_was_recorded_before_there_was_a_lake_is_of_the_lake_that_is_made_then(recorders: Recorders) -> None:
-    """Whoever makes it: the id that the killed recorder reserved is the lake's."""
+    """Anyone who makes it: the id that the killed recorder reserved is the lake's."""
     recorders.killed("lake")
-    made = lake.open(recorders.folder / "lake", create=True)
-    (held,) = recorders.spools("lake")
-    assert (held["state"], held["lake_id"]) == ("left", made.identity)
+    lk = lake.open(recorders.folder / "lake", create=True)
+    (row,) = recorders.spools("lake")
+    assert (row["state"], row["lake_id"]) == ("left", lk.identity)
     assert recorders.tasks("lake", "of another recorder") == ["finished", "of another recorder", "open"]
 
 
@@ -211,16 +211,16 @@ def test_an_orphaned_spool_is_deleted_only_if_somebody_says_so(recorders: Record
     recorders.killed("lake")
     shutil.rmtree(recorders.folder / "lake")
     lake.open(recorders.folder / "lake", create=True)
-    (held,) = recorders.spools("lake")
-    assert held["state"] == "orphaned"
-    asked = CliRunner().invoke(
-        trajlake, ["spools", "--lake", str(recorders.folder / "lake"), "--delete", held["spool"]]
+    (row,) = recorders.spools("lake")
+    assert row["state"] == "orphaned"
+    command = CliRunner().invoke(
+        trajlake, ["spools", "--lake", str(recorders.folder / "lake"), "--delete", row["spool"]]
     )
-    assert isinstance(asked.exception, UsageError)
-    assert Path(held["spool"]).exists()
-    recorders.spools("lake", "--delete", held["spool"], "--yes")
+    assert isinstance(command.exception, UsageError)
+    assert Path(row["spool"]).exists()
+    recorders.spools("lake", "--delete", row["spool"], "--yes")
     assert recorders.spools("lake") == []
-    assert not Path(held["spool"]).exists()
+    assert not Path(row["spool"]).exists()
     assert recorders.tasks("lake") == []
 
 
@@ -231,7 +231,7 @@ def test_a_spool_follows_its_lake_to_another_place_and_stays_with_it_beside_a_co
     assert recorders.tasks("copy") == []
     assert recorders.spools("copy") == []
     (recorders.folder / "lake").rename(recorders.folder / "moved")
-    assert [(held["state"], held["open"]) for held in recorders.spools("moved")] == [("left", 1)]
+    assert [(row["state"], row["open"]) for row in recorders.spools("moved")] == [("left", 1)]
     assert recorders.tasks("moved") == ["finished", "open"]
     assert recorders.tasks("copy") == []
 
@@ -272,8 +272,8 @@ def test_a_recorder_whose_lake_another_one_takes_the_place_of_delivers_nothing_t
     assert not recorder.close(30)
     assert "trajlake spools" in caplog.text
     assert lake.open(folder).sql("SELECT count(*) FROM episodes").item() == 0
-    (held,) = recorders.spools("lake")
-    assert (held["state"], held["finished"]) == ("orphaned", 1)
+    (row,) = recorders.spools("lake")
+    assert (row["state"], row["finished"]) == ("orphaned", 1)
 
 
 @pytest.mark.slow

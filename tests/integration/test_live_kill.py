@@ -1,6 +1,6 @@
 """Recording processes that are killed, run out of disk or lose their lake: what was finished is there once, none twice.
 
-The agents are threads of a process of their own. Each prints the number of an episode when its context has been left,
+The agents are threads of a separate process. Each prints the number of an episode when its context has been left,
 which is when the recorder has promised it. Every process is killed at a random moment; the next one over the same lake
 delivers what was left.
 """
@@ -74,25 +74,25 @@ def test_killed_at_random_moments_every_finished_episode_is_there_once(moments: 
         assert recorder.flush(120)
         stats = recorder.stats()
     assert stats.rejected == 0
-    found = lake.open(tmp_path / "lake").sql(
+    rows = lake.open(tmp_path / "lake").sql(
         "SELECT rollout_index AS number, status, num_steps, env_return, episode_id FROM episodes"
     )
-    counts = Counter(found["number"].to_list())
+    counts = Counter(rows["number"].to_list())
     assert set(counts.values()) <= {1}
     assert set(finished) <= counts.keys()
     assert len(finished) > 5 * moments
-    whole = found.filter(found["status"] == "completed")
-    assert set(finished) <= set(whole["number"].to_list())
-    assert (whole["num_steps"] == STEPS).all()
-    assert (whole["env_return"] == whole["number"]).all()
+    completed = rows.filter(rows["status"] == "completed")
+    assert set(finished) <= set(completed["number"].to_list())
+    assert (completed["num_steps"] == STEPS).all()
+    assert (completed["env_return"] == completed["number"]).all()
     # Those that were not finished are what they were, and no more than the threads of each process.
-    assert 0 <= found.height - whole.height <= 8 * moments
-    assert set(found["status"]) <= {"completed", "aborted"}
+    assert 0 <= rows.height - completed.height <= 8 * moments
+    assert set(rows["status"]) <= {"completed", "aborted"}
     steps = lake.open(tmp_path / "lake").sql(
         "SELECT count(*) AS n, bool_and(action = rollout_index || ' does ' || step_index) AS is_own "
         "FROM steps JOIN episodes USING (episode_id)"
     )
-    assert steps.row(0) == (found["num_steps"].sum(), True)
+    assert steps.row(0) == (rows["num_steps"].sum(), True)
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["lock"]
 
 
@@ -103,12 +103,12 @@ def agent(recorder: Recorder, number: int) -> None:
 
 
 def delivered(folder: Path) -> list[int]:
-    found = lake.open(folder / "lake").sql("SELECT rollout_index AS number FROM episodes ORDER BY 1")
-    return list(found["number"])
+    rows = lake.open(folder / "lake").sql("SELECT rollout_index AS number FROM episodes ORDER BY 1")
+    return list(rows["number"])
 
 
 def test_a_disk_that_is_full_below_the_spool_does_not_disturb_the_agent(tmp_path: Path) -> None:
-    """What is finished meanwhile waits in memory, and arrives when there is room."""
+    """What is finished in the meantime waits in memory, and arrives when there is room."""
     empty_lake(tmp_path / "lake")
     with disk(tmp_path / "disk", "1m") as small:
         recorder = lake.recorder(tmp_path / "lake", run="agent", spool=small / "spool", batch_seconds=0.05)

@@ -1,4 +1,4 @@
-"""OpenAI's own client beside a recorder: the objects that it gives back become what the engine saw and sampled."""
+"""OpenAI's own client next to a recorder: the objects that it gives back become what the engine saw and sampled."""
 
 import asyncio
 from pathlib import Path
@@ -37,13 +37,15 @@ def test_an_agent_with_tools_has_the_tokens_that_the_engine_saw_and_sampled(way:
                         deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
                         calls = [call for delta in deltas for call in delta.tool_calls or ()]
                         text = "".join(delta.content or "" for delta in deltas)
-                        made = [{"id": c.id, "type": "function", "function": c.function} for c in calls]
-                        said: Any = {"role": "assistant", "content": text} | ({"tool_calls": made} if made else {})
+                        tool_calls = [{"id": c.id, "type": "function", "function": c.function} for c in calls]
+                        message: Any = {"role": "assistant", "content": text} | (
+                            {"tool_calls": tool_calls} if tool_calls else {}
+                        )
                     else:
                         response = client.chat.completions.create(**request)
                         step.answer(response)
-                        said, calls = response.choices[0].message, response.choices[0].message.tool_calls or []
-                    messages.append(said)
+                        message, calls = response.choices[0].message, response.choices[0].message.tool_calls or []
+                    messages.append(message)
                     for call in calls:
                         with step.tool_call("look", call_id=call.id) as done:
                             done.result("a door")
@@ -88,9 +90,9 @@ def test_async_agents_of_the_responses_api_are_each_their_own_episode(tmp_path: 
 
     with engine_server() as engine:
         asyncio.run(run(engine.url))
-    found = query(
+    rows = query(
         tmp_path,
         "SELECT count(DISTINCT episode_id), count(*), bool_and(starts_with(state, task_id[6:] || ':')), "
         "count(*) FILTER (steps.extra->>'$.history' IS NOT NULL) FROM steps JOIN episodes USING (episode_id)",
     )
-    assert found == [(6, 18, True, 0)]
+    assert rows == [(6, 18, True, 0)]

@@ -1,7 +1,7 @@
 """The law of the two ways in: the same calls, recorded through the proxy and in process, are the same rows.
 
-Agents make their calls once through a proxy, and once to an engine of the same answers with a recorder beside it; each
-is an episode of a task of its own name.
+Agents make their calls once through a proxy, and once to an engine of the same answers with a recorder next to it; each
+is an episode of the task with its name.
 """
 
 import json
@@ -43,11 +43,11 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def chat(messages: list[Any], **more: Any) -> dict[str, Any]:
-    return {"model": "policy", "messages": list(messages), "temperature": 0.5, **more}
+def chat(messages: list[Any], **options: Any) -> dict[str, Any]:
+    return {"model": "policy", "messages": list(messages), "temperature": 0.5, **options}
 
 
-def said(answer: Any) -> dict[str, Any]:
+def read_message(answer: Any) -> dict[str, Any]:
     """The message of an answer of chat completions, put together as agents do."""
     if isinstance(answer, dict):
         return dict(answer["choices"][0]["message"])
@@ -66,34 +66,34 @@ def with_tools(ask: Ask) -> None:
     """Two tools, then an answer; every other call streams."""
     messages: list[Any] = [SYSTEM, user("find the key")]
     for turn in range(4):
-        message = said(ask("chat", chat(messages, tools=TOOLS, stream=turn % 2 == 1)))
+        message = read_message(ask("chat", chat(messages, tools=TOOLS, stream=turn % 2 == 1)))
         messages += [message, *results(message)] if message.get("tool_calls") else [message, user(f"more {turn}")]
 
 
 def that_compacts(ask: Ask) -> None:
-    """Rewrites its history after two calls, and goes on with the new one, then with the old one."""
+    """Rewrites its history after two calls, and continues with the new one, then with the old one."""
     old = [SYSTEM, user("find the key")]
     for _ in range(2):
-        old = [*old, said(ask("chat", chat(old))), user("go on")]
+        old = [*old, read_message(ask("chat", chat(old))), user("go on")]
     new = [SYSTEM, user("so far: a door; go on")]
-    new = [*new, said(ask("chat", chat(new))), user("and now?")]
+    new = [*new, read_message(ask("chat", chat(new))), user("and now?")]
     ask("chat", chat(new))
     ask("chat", chat(old))
 
 
 def of_two(ask: Ask) -> None:
     """Two sub-agents that take turns, and a fork of one of them; tools and settings that change on the way."""
-    one, other = [user("be one")], [user("be the other")]
+    first, second = [user("be one")], [user("be the other")]
     for turn in range(2):
-        one = [*one, said(ask("chat", chat(one))), user(f"{turn}")]
-        other = [*other, said(ask("chat", chat(other, tools=TOOLS, temperature=0.1))), user(f"{turn}")]
-    ask("chat", chat([*one[:-1], user("fork")]))
+        first = [*first, read_message(ask("chat", chat(first))), user(f"{turn}")]
+        second = [*second, read_message(ask("chat", chat(second, tools=TOOLS, temperature=0.1))), user(f"{turn}")]
+    ask("chat", chat([*first[:-1], user("fork")]))
 
 
 def that_cuts_reasoning(ask: Ask) -> None:
     messages = [user("think")]
     for _ in range(3):
-        message = said(ask("chat", chat(messages, model="think", seed=3)))
+        message = read_message(ask("chat", chat(messages, model="think", seed=3)))
         messages = [*messages, {"role": "assistant", "content": f" {message['content']} "}, user("more")]
 
 
@@ -101,7 +101,7 @@ def of_failures(ask: Ask) -> None:
     """Calls that are refused, before, between and behind those that are answered; and one that is tried again."""
     with suppress(OSError):
         ask("chat", chat([user("a")], model="error-500"))
-    message = said(ask("chat", chat([user("a")])))
+    message = read_message(ask("chat", chat([user("a")])))
     with suppress(OSError):
         ask("chat", chat([user("a"), message, user("b")], model="flaky"))
     ask("chat", chat([user("a"), message, user("b")], model="flaky"))
@@ -151,7 +151,7 @@ def posted(url: str, body: dict[str, Any]) -> Any:
 
 
 def engine_of_both() -> Engine:
-    """In process nobody can ask the engine how it samples."""
+    """In process no one can ask the engine how it samples."""
     engine = Engine()
     engine.says_sampling = False
     return engine
@@ -196,11 +196,11 @@ def beside(episode: Episode, engine: Engine) -> Ask:
     """Calls to the engine itself, which the agent tells to the recorder."""
 
     def ask(api: str, body: dict[str, Any]) -> Any:
-        more = {"return_token_ids": True, "logprobs": True} if api in ("chat", "completions") else {}
-        more |= {"stream_options": {"include_usage": True}} if more and body.get("stream") else {}
-        arguments = body | ({"extra_body": more} if more else {})
+        options = {"return_token_ids": True, "logprobs": True} if api in ("chat", "completions") else {}
+        options |= {"stream_options": {"include_usage": True}} if options and body.get("stream") else {}
+        arguments = body | ({"extra_body": options} if options else {})
         with episode.step(request=arguments, policy_version=7) as step:
-            answer = posted(engine.url.removesuffix("/v1") + PATHS[api], body | more)
+            answer = posted(engine.url.removesuffix("/v1") + PATHS[api], body | options)
             step.answer(answer)
         return answer
 

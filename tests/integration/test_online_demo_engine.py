@@ -10,28 +10,8 @@ from lake.errors import UsageError
 from pipelines.collect.manager.run import StoppedError
 from testkit.command_line import runner
 from testkit.vllm_stand_in import is_running, noted, stand_in
-from trainer.online.demo import RUN, DemoConfig
-from trainer.online.demo_engine import build_loop_config, run_demo_with_engine
+from trainer.online.demo import RUN, DemoConfig, run_demo
 from trainer.online.settings import EngineConfig
-from trainer.runs.factories import learning_rate
-
-
-@pytest.mark.parametrize("seed", [0, 3])
-def test_the_loop_is_the_demo_s(seed: int) -> None:
-    config = DemoConfig(seed=seed, iterations=7)
-    demo, document = config.loop(), build_loop_config(config, Path("warm"), EngineConfig(serve=True))
-    collect, trainer, evaluation = document.loop.collect, document.trainer, document.loop.evaluation
-    assert document.loop.rounds == 7
-    assert (collect.groups, collect.group_size, collect.first_seed) == (32, 8, demo.first_seed(0))
-    assert document.loop.credit.build() == demo.credit
-    for number in range(7):
-        fallen = demo.learning_rate * (1 - (1 - demo.final_fraction) * number / demo.rounds)
-        assert learning_rate(number, 7, trainer.learning_rate, trainer.schedule) == pytest.approx(fallen)
-    update = demo.update_config("warm", 0)
-    for name in ("model", "loss", "tokens", "epochs", "minibatches", "token_budget"):
-        assert getattr(trainer, name) == getattr(update, name), name
-    assert evaluation is not None
-    assert (evaluation.tasks, evaluation.every) == (500, 7), "before and after, and not in between"
 
 
 def test_without_vllm_it_says_how_to_get_one_and_leaves_nothing(
@@ -47,10 +27,10 @@ def test_without_vllm_it_says_how_to_get_one_and_leaves_nothing(
 def test_an_engine_that_takes_no_weights_ends_it_and_the_lake_is_no_demo_s_again(tmp_path: Path) -> None:
     """What stands in for vLLM answers, and that is all."""
     target, engine = lake.open(tmp_path / "lake", create=True), EngineConfig(serve=True, python=str(stand_in(tmp_path)))
-    config, said = DemoConfig(traces=8, held_out=4, iterations=1), list[str]()
+    config, lines = DemoConfig(traces=8, held_out=4, iterations=1), list[str]()
 
     def run() -> None:
-        run_demo_with_engine(target, config, engine, say=said.append, progress=lambda _: None)
+        run_demo(target, config, engine, say=lines.append, progress=lambda _: None)
 
     with pytest.raises(StoppedError, match=r"no engine took version 0; .*: start another"):
         run()

@@ -27,15 +27,15 @@ def test_the_demo_learns_through_an_engine(tmp_path: Path) -> None:
     target = tmp_path / "lake"
     last = trajlake(*words(target, 2)).splitlines()[-1]
     print(last)
-    found = re.fullmatch(r"demo: success (0\.\d\d) -> (0\.\d\d) over 2 iterations, 512 episodes, \d+ s", last)
-    assert found is not None, last
+    match = re.fullmatch(r"demo: success (0\.\d\d) -> (0\.\d\d) over 2 iterations, 512 episodes, \d+ s", last)
+    assert match is not None, last
     lk = lake.open(target)
     evaluated = lk.sql(
         "SELECT count(*) AS n, avg(env_return) AS success, count(*) FILTER (env_return >= 1) AS won FROM episodes "
         f"WHERE run_id = '{RUN}-eval' GROUP BY collection_round ORDER BY collection_round"
     )
     assert evaluated["n"].to_list() == [500, 500]
-    assert [f"{success:.2f}" for success in evaluated["success"]] == list(found.groups())
+    assert [f"{success:.2f}" for success in evaluated["success"]] == list(match.groups())
     before, after = evaluated["won"]
     assert after >= before + 50
     rows = lk.sql(

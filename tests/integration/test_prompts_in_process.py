@@ -31,14 +31,15 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     tokenizer.save_pretrained(tmp_path / "tiny")
     random_model(vocabulary=len(tokenizer)).save_pretrained(tmp_path / "tiny")
     options = ["--lake", tmp_path / "lake", "--env", "house", "--env-arg", "horizon=3", "--model", tmp_path / "tiny"]
-    options += ["--max-tokens", "4", "--starts", "2", "--held-out", "2", "--group-size", "2", "--run", "s"]
+    options += ["--set", "player.sampling.max_tokens=4", "--set", "starts=2", "--set", "held_out=2"]
+    options += ["--set", "group_size=2", "--run", "s"]
     return partial(cli, "prompts", *options, "--first", "", "--candidate", "Find the key first.")
 
 
 @pytest.mark.slow("a model in this process is told each prompt, without a scorer that sees it")
 def test_a_model_in_this_process_is_told_each_prompt(tmp_path: Path, search: Callable[..., Any]) -> None:
-    found = search()
-    assert found.code == 0, found.err
+    command = search()
+    assert command.code == 0, command.err
     rows = lake.open(tmp_path / "lake").sql(
         "SELECT policy, initial_messages[1:60] AS said, env_return, policy_version FROM episodes ORDER BY policy, said"
     )
@@ -48,7 +49,7 @@ def test_a_model_in_this_process_is_told_each_prompt(tmp_path: Path, search: Cal
     assert rows["said"].str.contains('"system"').sum() == 4
     assert rows["env_return"].null_count() == 0
     counts = lake.open(tmp_path / "lake").sql("SELECT counts FROM job_runs WHERE kind = 'prompts'")["counts"][0]
-    assert [one["mean"] for one in json.loads(counts)["standings"]] == [0.0, 0.0]
+    assert [standing["mean"] for standing in json.loads(counts)["standings"]] == [0.0, 0.0]
 
 
 def test_prompts_are_ranked_by_a_scorer_and_the_model_is_loaded_once(
@@ -57,19 +58,19 @@ def test_prompts_are_ranked_by_a_scorer_and_the_model_is_loaded_once(
     (tmp_path / "told.py").write_text(TOLD)
     loaded: list[str] = []
 
-    def load(place: str, tokenizer: str | None = None) -> LoadedModel:
-        loaded.append(place)
-        return load_model(place, tokenizer)
+    def load(folder: str, tokenizer: str | None = None) -> LoadedModel:
+        loaded.append(folder)
+        return load_model(folder, tokenizer)
 
     monkeypatch.setattr(candidates, "load_model", load)
-    found = search("--score", f"{tmp_path / 'told.py'}:told")
-    assert found.code == 0, found.err
+    command = search("--score", f"{tmp_path / 'told.py'}:told")
+    assert command.code == 0, command.err
     assert loaded == [str(tmp_path / "tiny")], "two prompts, on two sets of starts"
-    assert "the best 1, the first 0; difference +1" in found.out
+    assert "the best 1, the first 0; difference +1" in command.out
     lk = lake.open(tmp_path / "lake")
     counts = lk.sql("SELECT counts FROM job_runs WHERE kind = 'prompts' ORDER BY started_at")["counts"][0]
-    assert [one["mean"] for one in json.loads(counts)["standings"]] == [1.0, 0.0]
+    assert [standing["mean"] for standing in json.loads(counts)["standings"]] == [1.0, 0.0]
     assert lk.sql("SELECT count(*) FROM current_scores WHERE scorer = 'told'").item() == 16
-    refused = search("--score", f"{tmp_path / 'told.py'}:told", "--rank-by", "length")
+    refused = search("--score", f"{tmp_path / 'told.py'}:told", "--set", "rank_by=length")
     assert refused.code == 2
     assert "gives that score" in refused.err

@@ -33,23 +33,14 @@ def server() -> Iterator[JudgeServer]:
 def playing(server: JudgeServer, folder: Path) -> list[str]:
     """Options of a small search."""
     options = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "rooms=2", "--env-arg", "horizon=8"]
-    options += ["--engine", server.url, "--api", "chat", "--model", "player", "--max-tokens", "8", "--first", FIRST]
-    return [*options, "--starts", "4", "--held-out", "6", "--group-size", "2", "--run", "s"]
+    options += ["--engine", server.url, "--model", "player", "--first", FIRST]
+    options += ["--set", "player.api=chat", "--set", "player.sampling.max_tokens=8"]
+    return [*options, "--set", "starts=4", "--set", "held_out=6", "--set", "group_size=2", "--run", "s"]
 
 
 def reflecting(server: JudgeServer) -> list[str]:
-    return [
-        "--reflect",
-        server.url,
-        "--reflect-model",
-        "reflector",
-        "--rounds",
-        "2",
-        "--candidates",
-        "3",
-        "--beam",
-        "2",
-    ]
+    options = ["--reflect", server.url, "--set", "reflection.model=reflector", "--rounds", "2"]
+    return [*options, "--set", "candidates=3", "--set", "beam=2"]
 
 
 def content(folder: Path) -> dict[str, pl.DataFrame]:
@@ -84,11 +75,11 @@ class Searching(Forked):
 
     def ended(self) -> str:
         """What it printed; waits for its end, which has to be a good one."""
-        said = []
+        lines = []
         while (line := self.hear(DEADLINE)) is not None:
-            said.append(line)
+            lines.append(line)
         assert self.wait() == 0, self.error
-        return "\n".join(said)
+        return "\n".join(lines)
 
 
 def after_requests(server: JudgeServer, count: int, process: Searching) -> None:
@@ -104,7 +95,7 @@ def usual(server: JudgeServer, folder: Path) -> list[str]:
 
 def small(server: JudgeServer, folder: Path) -> list[str]:
     """Options of a search that is as small as one with decisions can be."""
-    sizes = ["--starts", "2", "--held-out", "3", "--candidates", "2", "--rounds", "1"]
+    sizes = ["--set", "starts=2", "--set", "held_out=3", "--set", "candidates=2", "--rounds", "1"]
     return [*usual(server, folder), *sizes]
 
 
@@ -116,22 +107,22 @@ def asked_to_reflect(server: JudgeServer) -> int:
 def test_killed_at_random_moments_a_search_ends_as_if_nothing_had_happened(
     kills: int, server: JudgeServer, tmp_path: Path
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
 
     def searching(folder: Path) -> Searching:
         return Searching(folder, *(small(server, folder) if kills == 1 else usual(server, folder)))
 
-    shown = searching(whole).ended()
+    ending = searching(undisturbed).ended()
     requests, reflections = len(server.requests), asked_to_reflect(server)
     draw = random.Random(kills)
     for _ in range(kills):
         process = searching(killed)
         after_requests(server, draw.randrange(1, 2 * requests // (kills + 1)), process)
         process.kill()
-    assert searching(killed).ended() == shown
-    found = content(killed)
-    for name, frame in content(whole).items():
-        assert found[name].equals(frame), name
+    assert searching(killed).ended() == ending
+    frames = content(killed)
+    for name, frame in content(undisturbed).items():
+        assert frames[name].equals(frame), name
     # What was answered is not asked again, but for what was under way at each kill: a round asks for 2 prompts at once,
     # and the 8 rollouts of a candidate (12 of held-out starts) have a decision each under way.
     assert 0 <= asked_to_reflect(server) - 2 * reflections <= 2 * kills
@@ -179,7 +170,9 @@ def test_reflection_finds_a_better_prompt_and_everything_is_rows(rounds: Rounds)
     assert held_out["difference"] > 0
     assert held_out["test"] == "exact"
     assert "held out, 6 starts" in rounds.said[2]
-    (text,) = [one["text"] for each in (first, second, third) for one in each["candidates"] if same(one, out)]
+    (text,) = [
+        candidate["text"] for each in (first, second, third) for candidate in each["candidates"] if same(candidate, out)
+    ]
     assert text.startswith(FIRST)
 
     lk = lake.open(tmp_path / "lake")
@@ -201,9 +194,13 @@ def test_reflection_finds_a_better_prompt_and_everything_is_rows(rounds: Rounds)
     assert of_held_out["seeds"].n_unique() == 1
     assert not set(of_held_out["seeds"][0]) & set(of_search["seeds"][0])
     sampled = [
-        {body["seed"] for body in server.requests if body["messages"][0]["content"] == one["text"] and first_turn(body)}
+        {
+            body["seed"]
+            for body in server.requests
+            if body["messages"][0]["content"] == candidate["text"] and first_turn(body)
+        }
         for each in (first, second, third)
-        for one in each["candidates"]
+        for candidate in each["candidates"]
     ]
     assert set.intersection(*sampled) == min(sampled, key=len), "with the same seeds"
     assert len(min(sampled, key=len)) == 8

@@ -23,20 +23,20 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 def test_figures_are_those_of_the_loop(tmp_path: Path) -> None:
     """On a word game, played and trained in this process."""
     model = save_model(tmp_path / "random")
-    given = {"rounds": 2, "evaluation": {"every": 1000}}
-    done = looped(tmp_path, read_config(str(write_config(tmp_path, model)), {"loop": given}))
+    settings = {"rounds": 2, "evaluation": {"every": 1000}}
+    done = looped(tmp_path, read_config(str(write_config(tmp_path, model)), {"loop": settings}))
     lk = lake.open(tmp_path / "lake")
     sft = TrainConfig(model=str(model), loss="sft", where="run_id = 'asking'", threads=1)
     trained = train(lk, sft, tmp_path / "sft", run_id=SFT)
-    found = figures(lk, "asking")
-    of, (first, last) = found["evaluation"], (done.evaluations[0], done.evaluations[2])
+    actual = figures(lk, "asking")
+    of, (first, last) = actual["evaluation"], (done.evaluations[0], done.evaluations[2])
     assert (of["starts"], of["before"], of["after"]) == (6, first.success * 6, last.success * 6)
     assert of["after"] - of["before"] == of["gained"] - of["lost"] == pytest.approx(6 * of["difference"])
-    assert sum(row["updates"] for row in found["rounds"]) == done.optimizer_steps
-    assert sum(row["tokens"] for row in found["rounds"]) == found["tokens"]["rounds"]["tokens"]
-    assert found["sft"]["updates"] == trained.optimizer_steps
-    assert (found["attempts"], found["weights_sha256"]) == (1, done.weights_sha256)
-    assert f"| after the rounds | {of['after']} of 6 |" in tables(json.loads(json.dumps(found)))
+    assert sum(row["updates"] for row in actual["rounds"]) == done.optimizer_steps
+    assert sum(row["tokens"] for row in actual["rounds"]) == actual["tokens"]["rounds"]["tokens"]
+    assert actual["sft"]["updates"] == trained.optimizer_steps
+    assert (actual["attempts"], actual["weights_sha256"]) == (1, done.weights_sha256)
+    assert f"| after the rounds | {of['after']} of 6 |" in tables(json.loads(json.dumps(actual)))
 
 
 def test_a_run_that_has_not_ended_has_no_report(tmp_path: Path) -> None:

@@ -74,20 +74,20 @@ def test_the_lake_has_the_tokens_that_the_engine_saw_and_sampled(tmp_path: Path)
 
 def test_a_killed_proxy_goes_on_with_the_episode_also_behind_a_start_that_failed(tmp_path: Path) -> None:
     path = "/ep/door-1/v1/chat/completions"
-    own = ("--port", unused_endpoint().rpartition(":")[2])
+    port_option = ("--port", unused_endpoint().rpartition(":")[2])
     with engine_server() as engine:
-        with proxy(engine, tmp_path, *own) as at:
+        with proxy(engine, tmp_path, *port_option) as at:
             messages = turn(at, path, [{"role": "user", "content": "find the key"}], stream=False)
             wait_for_spool(tmp_path)
             at.end(signal.SIGKILL)
         with socket.create_server(("127.0.0.1", at.port)):
-            refused = trajlake(*command(engine, tmp_path, *own))
+            refused = trajlake(*command(engine, tmp_path, *port_option))
         assert (refused.returncode, "choose another --port" in refused.stderr) == (2, True), refused.stderr
-        with proxy(engine, tmp_path, *own) as at:
+        with proxy(engine, tmp_path, *port_option) as at:
             turn(at, path, messages, stream=True)
             at.post("/ep/door-1/v1/end", {"reward": 1.0})
             at.end(signal.SIGKILL)
-        with proxy(engine, tmp_path, *own) as at:
+        with proxy(engine, tmp_path, *port_option) as at:
             at.end()
     recorded = lake.open(at.lake)
     assert recorded.sql("SELECT num_steps, env_return, status FROM episodes").rows() == [(2, 1.0, "completed")]
@@ -98,7 +98,7 @@ def test_a_killed_proxy_goes_on_with_the_episode_also_behind_a_start_that_failed
 def test_a_proxy_knows_nothing_of_a_deleted_lake_at_its_place(tmp_path: Path) -> None:
     """Neither open rollouts, nor finished ones, nor the names of ended ones come back when it was killed."""
     names = {task: f"/run/r/task/{task}/rollout/0/v1" for task in ("open", "ended", "delivered")}
-    own = ("--port", unused_endpoint().rpartition(":")[2])
+    port_option = ("--port", unused_endpoint().rpartition(":")[2])
     hello = [{"role": "user", "content": "find the key"}]
 
     def play(at: Proxy, *tasks: str) -> None:
@@ -108,7 +108,7 @@ def test_a_proxy_knows_nothing_of_a_deleted_lake_at_its_place(tmp_path: Path) ->
                 at.post(f"{names[task]}/end", {"reward": 1.0})
 
     with engine_server() as engine:
-        with proxy(engine, tmp_path, *own) as at:
+        with proxy(engine, tmp_path, *port_option) as at:
             play(at, "delivered")
             at.post("/v1/flush", {})
             play(at, "ended", "open")
@@ -116,14 +116,14 @@ def test_a_proxy_knows_nothing_of_a_deleted_lake_at_its_place(tmp_path: Path) ->
             time.sleep(1.5)  # names of ended rollouts are kept every second
             at.end(signal.SIGKILL)
         shutil.rmtree(tmp_path / "lake")
-        with proxy(engine, tmp_path, *own) as at:
+        with proxy(engine, tmp_path, *port_option) as at:
             play(at, "delivered", "ended")
             turn(at, f"{names['open']}/chat/completions", hello, stream=False)
             at.post(f"{names['open']}/end", {"reward": 0.5})
             at.end()
     recorded = lake.open(at.lake)
-    found = recorded.sql("SELECT task_id, num_steps, env_return, relation FROM episodes ORDER BY task_id")
-    assert found.rows() == [("delivered", 1, 1.0, None), ("ended", 1, 1.0, None), ("open", 1, 0.5, None)]
+    rows = recorded.sql("SELECT task_id, num_steps, env_return, relation FROM episodes ORDER BY task_id")
+    assert rows.rows() == [("delivered", 1, 1.0, None), ("ended", 1, 1.0, None), ("open", 1, 0.5, None)]
     assert recorded.sql("SELECT * FROM rejects").is_empty()
     assert "trajlake spools" in at.log.read_text()
     assert len(list((tmp_path / "spool").rglob("*.frames"))) == 1
@@ -133,7 +133,7 @@ def test_what_a_proxy_left_open_can_be_dropped_and_played_anew(tmp_path: Path) -
     """Under the same names, whether it was killed or stopped; what had ended is there, delivered when asked for."""
     names = {task: f"/run/r/round/1/task/{task}/seed/7/rollout/0/v1" for task in ("killed", "stopped", "ended")}
     hello = [{"role": "user", "content": "find the key"}]
-    drop = ("--unfinished", "drop")
+    drop = ("--set", "unfinished=drop")
 
     def play(at: Proxy, task: str, turns: int, reward: float | None = None) -> None:
         messages: list[Any] = hello
@@ -173,27 +173,27 @@ def test_after_ctrl_c_a_rollout_goes_on_as_a_continuation_and_one_that_was_ended
         with proxy(engine, tmp_path) as at:
             for path in (cut, ended):
                 at.post(f"{path}/chat/completions", call)
-            told = at.post(f"{ended}/end", {"reward": 0.0})
+            response = at.post(f"{ended}/end", {"reward": 0.0})
             assert "1 open episode ended with the proxy" in at.end()
         with proxy(engine, tmp_path) as at:
-            assert at.post(f"{ended}/end", {"reward": 0.0}) == told
+            assert at.post(f"{ended}/end", {"reward": 0.0}) == response
             spans = json.dumps({"resourceSpans": []}).encode()
             for path, body in (("chat/completions", json.dumps(call).encode()), ("traces", spans), ("end", b"{}")):
                 headers = {"Content-Type": "application/json"}
-                status, answered, said = at.ask("POST", f"{ended}/{path}", body, **headers)
+                status, answered, payload = at.ask("POST", f"{ended}/{path}", body, **headers)
                 assert (status, answered["x-should-retry"]) == (409, "false")
                 assert (
-                    f"rollout 3 of task ended in run r has ended, as episode {json.loads(told)['episode_id']}"
-                    in (json.loads(said)["error"]["message"])
+                    f"rollout 3 of task ended in run r has ended, as episode {json.loads(response)['episode_id']}"
+                    in (json.loads(payload)["error"]["message"])
                 )
             at.post(f"{cut}/chat/completions", call)
             at.post(f"{cut}/end", {"reward": 1.0})
             assert "0 rejected" in at.end()
     assert len(engine.calls) == 3
-    found = lake.open(at.lake).sql(
+    rows = lake.open(at.lake).sql(
         "SELECT task_id, env_return, stop_reason, relation FROM episodes ORDER BY task_id, relation NULLS FIRST"
     )
-    assert [tuple(row.values()) for row in found.to_dicts()] == [
+    assert [tuple(row.values()) for row in rows.to_dicts()] == [
         ("cut", None, "proxy_stopped", None),
         ("cut", 1.0, None, "continuation"),
         ("ended", 0.0, None, None),

@@ -1,4 +1,4 @@
-"""The recording proxy under attack: bounded, refused with the reason, and nobody else's call is disturbed."""
+"""The recording proxy under attack: bounded, refused with the reason, and no other client's call is disturbed."""
 
 import gzip
 import http.client
@@ -23,6 +23,7 @@ from testkit.proxy_process import Proxy, proxy, proxy_here
 
 CHAT = "/v1/chat/completions"
 MB = 1 << 20
+LIMITS = ("--set", "max_body=1", "--set", "spool_size=8", "--set", "max_answer=1")
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +36,18 @@ def engine() -> Iterator[Engine]:
 def at(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     """A proxy for all tests: what one does to it, the next would notice."""
     folder = tmp_path_factory.mktemp("attacked")
-    with proxy(engine, folder, "--max-body", "1", "--spool-size", "8", "--max-answer", "1") as running:
+    with proxy(engine, folder, *LIMITS) as running:
         yield running
-        told = running.log.read_text().splitlines()
-        assert [line for line in told if not line.startswith("calls do not say")] == []
+        log_lines = running.log.read_text().splitlines()
+        assert [line for line in log_lines if not line.startswith("calls do not say")] == []
 
 
 SET = {"temperature": 1.0}
 """What calls say, so that the log stays empty."""
 
 
-def good(at: Proxy, path: str = CHAT, **more: Any) -> str:
-    body = {"model": "policy", "messages": [{"role": "user", "content": "find the key"}], **SET} | more
+def good(at: Proxy, path: str = CHAT, **fields: Any) -> str:
+    body = {"model": "policy", "messages": [{"role": "user", "content": "find the key"}], **SET} | fields
     return str(json.loads(at.post(path, body))["choices"][0]["message"]["content"])
 
 
@@ -57,8 +58,8 @@ def raw(at: Proxy, data: bytes, *, then: bytes = b"") -> bytes:
         connection.sendall(data)
         heard = b""
         try:
-            while not is_whole(heard) and (more := connection.recv(1 << 16)):
-                heard += more
+            while not is_whole(heard) and (chunk := connection.recv(1 << 16)):
+                heard += chunk
                 if then and b"100 Continue" in heard:
                     connection.sendall(then)
                     then = b""
@@ -82,17 +83,17 @@ def head(path: str = CHAT, method: str = "POST", **headers: str) -> bytes:
 
 
 REFUSED: dict[str, tuple[bytes, int, str]] = {
-    "a gigabyte": (head(Content_Length=str(1 << 30)), 413, "--max-body"),
-    "more than it may": (head(Content_Length=str(MB + 1)) + bytes(MB + 1), 413, "--max-body"),
+    "a gigabyte": (head(Content_Length=str(1 << 30)), 413, "max_body"),
+    "more than it may": (head(Content_Length=str(MB + 1)) + bytes(MB + 1), 413, "max_body"),
     "a body without length and without end": (
         head(Transfer_Encoding="chunked") + (b"10000\r\n" + bytes(1 << 16) + b"\r\n") * 20,
         413,
-        "--max-body",
+        "max_body",
     ),
     "a bomb": (
         head(Content_Encoding="gzip", Content_Length=str(len(bomb := gzip.compress(bytes(64 * MB))))) + bomb,
         413,
-        "--max-body",
+        "max_body",
     ),
     "no gzip": (head(Content_Encoding="gzip", Content_Length="5") + b"hello", 400, "cannot be read"),
     "an encoding that nobody unpacks": (head(Content_Encoding="snappy", Content_Length="2") + b"{}", 415, "gzip"),
@@ -162,9 +163,9 @@ HOSTILE: dict[str, bytes] = {
 @pytest.mark.parametrize("api", ["chat/completions", "completions", "responses", "messages"])
 def test_hostile_json_is_the_engines_affair_and_breaks_no_record(at: Proxy, api: str) -> None:
     for name, data in HOSTILE.items():
-        status, _, said = at.ask("POST", f"/ep/{name.replace(' ', '-')}/v1/{api}", data)
+        status, _, payload = at.ask("POST", f"/ep/{name.replace(' ', '-')}/v1/{api}", data)
         assert status in (200, 400, 500), name
-        assert b"trajlake_proxy" not in said, name
+        assert b"trajlake_proxy" not in payload, name
     assert good(at)
 
 
@@ -199,14 +200,14 @@ def test_numbers_that_no_float_holds_reach_the_engine_as_they_are(at: Proxy, eng
     assert engine.calls[-1].body["temperature"] == float("inf")
 
 
-@pytest.mark.parametrize(("most", "held"), [(500, 100), pytest.param(10_000, 4096, marks=pytest.mark.slow)])
-def test_a_crowd_of_connections_keeps_nobody_out(engine: Engine, tmp_path: Path, most: int, held: int) -> None:
+@pytest.mark.parametrize(("most", "n_idle"), [(500, 100), pytest.param(10_000, 4096, marks=pytest.mark.slow)])
+def test_a_crowd_of_connections_keeps_nobody_out(engine: Engine, tmp_path: Path, most: int, n_idle: int) -> None:
     """Half of them say nothing, half send a body byte by byte; those who came before and after work on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < most + 1000:
         pytest.skip(f"this process may open {hard:,} files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most + 1000), hard))
-    with proxy(engine, tmp_path, "--max-connections", str(held)) as at, ExitStack() as stack:
+    with proxy(engine, tmp_path, "--set", f"max_connections={n_idle}") as at, ExitStack() as stack:
         done = threading.Event()
         began, texts = threading.Event(), []
 
@@ -237,8 +238,8 @@ def test_a_crowd_of_connections_keeps_nobody_out(engine: Engine, tmp_path: Path,
             worker.join()
         assert len(texts) > 1
         heard = b""
-        while more := stream.recv(1 << 16):
-            heard += more
+        while chunk := stream.recv(1 << 16):
+            heard += chunk
         assert heard.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         at.end()
         assert at.log.read_text() == ""
@@ -252,9 +253,9 @@ def test_bodies_of_all_clients_are_bounded_in_time_and_together(engine: Engine, 
         slow = [stack.enter_context(at.connect()) for _ in range(4)]
         for connection in slow:
             connection.sendall(head(Content_Length=str(MB)) + bytes(MB - 1))
-        # Together they are too many: one is told so at once, the others have to make haste.
-        told = sorted(connection.recv(1000).split(b" ")[1] for connection in slow)
-        assert told == [b"408", b"408", b"408", b"503"]
+        # Together they are too many: one gets that answer at once, the others have to make haste.
+        statuses = sorted(connection.recv(1000).split(b" ")[1] for connection in slow)
+        assert statuses == [b"408", b"408", b"408", b"503"]
         assert json.loads(at.post(CHAT, {"model": "policy", "messages": [], **SET}))
 
 
@@ -269,7 +270,7 @@ def test_an_answer_that_takes_the_room_of_all_is_cut_off_and_the_next_call_is_an
     with lake.open(at.lake) as recorded:
         (error,) = recorded.sql("SELECT error FROM spans")["error"].to_list()
         statuses = dict(recorded.sql("SELECT task_id, status FROM episodes").rows())
-    assert "--max-answers" in error
+    assert "max_answers" in error
     assert statuses == {"endless": "failed", "good": "completed"}
 
 

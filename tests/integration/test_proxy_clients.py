@@ -1,7 +1,7 @@
 """Agents written with client libraries, through the proxy: each call is a step of the right episode, once.
 
 What runs are the programs of docs/guides/record, as they stand there. The engine is the small conforming one; a
-framework is installed once per machine in an environment of its own, which takes minutes; `make test-slow`.
+framework is installed once per machine in its own environment, which takes minutes; `make test-slow`.
 """
 
 import re
@@ -57,10 +57,10 @@ def check_attribution(
         history = "rewritten" if rewords and row["step_index"] else None
         assert (row["follows"], row["history"]) == (None, history), "each goes on from the one before"
     for task, answer in answers.items():
-        own = [row for row in rows if row["task_id"] == task]
-        assert [row["step_index"] for row in own] == list(range(steps))
-        assert {(row["env_return"], row["status"]) for row in own} == {(1.0, "completed")}
-        assert answer in engine.calls[numbers[rows.index(own[-1])]].said
+        task_rows = [row for row in rows if row["task_id"] == task]
+        assert [row["step_index"] for row in task_rows] == list(range(steps))
+        assert {(row["env_return"], row["status"]) for row in task_rows} == {(1.0, "completed")}
+        assert answer in engine.calls[numbers[rows.index(task_rows[-1])]].all_words
 
 
 def check_tokens(engine: Engine, rows: list[Any]) -> None:
@@ -77,7 +77,7 @@ def check_tokens(engine: Engine, rows: list[Any]) -> None:
 
 
 def names(count: int) -> list[str]:
-    """Tasks of which none's name begins another's."""
+    """Tasks whose names do not begin each other."""
     return [f"task-{number:03}" for number in range(count)]
 
 
@@ -142,8 +142,8 @@ def test_curl(tmp_path: Path) -> None:
         done = subprocess.run(["bash", "-ec", program], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         at.end()
-        found = lake.open(at.lake)
-        (row,) = found.sql(QUERY).to_dicts()
-        (score,) = found.sql("SELECT scorer, value FROM scores").to_dicts()
+        lk = lake.open(at.lake)
+        (row,) = lk.sql(QUERY).to_dicts()
+        (score,) = lk.sql("SELECT scorer, value FROM scores").to_dicts()
     assert (row["task_id"], row["env_return"], row["action"]) == ("airline-12", 1.0, engine.calls[0].text)
     assert score == {"scorer": "judge", "value": 0.5}

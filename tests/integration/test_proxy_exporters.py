@@ -43,8 +43,8 @@ def test_what_an_exporter_was_told_to_forget_is_in_the_lake_once(tmp_path: Path)
             with pytest.raises(HTTPError, match="400"):
                 at.post("/v1/traces", {"resourceSpans": 3}, **{"Content-Type": "application/json"})
             at.end()
-    found = lake.open(at.lake)
-    rows = found.sql(
+    lk = lake.open(at.lake)
+    rows = lk.sql(
         "SELECT run_id, num_steps, env_return, rollout_index, (SELECT count(*) FROM spans s WHERE s.episode_id = "
         "e.episode_id) AS spans FROM episodes e ORDER BY env_return"
     )

@@ -1,6 +1,6 @@
 """The recording proxy when engines and clients fail: each call is recorded as what it was, or absent, never half.
 
-Tests that kill no proxy share one; each has episodes of its own, which it ends and reads once they are delivered.
+Tests that kill no proxy share one; each has its own episodes, which it ends and reads once they are delivered.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def at(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     """A proxy that says nothing of what fails."""
-    with proxy(engine, tmp_path_factory.mktemp("faults"), "--timeout", "2", "--max-answer", "1") as running:
+    with proxy(engine, tmp_path_factory.mktemp("faults"), "--set", "timeout=2", "--set", "max_answer=1") as running:
         yield running
         running.end()
         assert running.log.read_text() == ""
@@ -115,7 +115,7 @@ def answer_of(text: str) -> str:
 
 
 def begun(at: Client, path: str, model: str, until: bytes) -> socket.socket:
-    """A streaming call of which so much has arrived."""
+    """A streaming call, after so much has arrived."""
     connection = at.connect()
     data = json.dumps(body(model, stream=True)).encode()
     connection.sendall(
@@ -123,9 +123,9 @@ def begun(at: Client, path: str, model: str, until: bytes) -> socket.socket:
     )
     heard = b""
     while until not in heard:
-        more = connection.recv(4096)
-        assert more, heard
-        heard += more
+        chunk = connection.recv(4096)
+        assert chunk, heard
+        heard += chunk
     return connection
 
 
@@ -145,16 +145,16 @@ def test_what_an_engine_does_wrong_is_a_span_with_the_reason_and_the_next_call_a
         return answer_of(at.post(path_of(name), body("policy", stream=stream)))
 
     with ThreadPoolExecutor(len(FAULTS)) as pool:
-        said = dict(zip(FAULTS, pool.map(say, FAULTS), strict=True))
-    told = told_of(at, FAULTS)
-    assert told.actions == {name: [text] for name, text in said.items()}
-    assert told.statuses == dict.fromkeys(FAULTS, "completed")
-    assert told.errors.keys() == FAULTS.keys()
+        answers = dict(zip(FAULTS, pool.map(say, FAULTS), strict=True))
+    record = told_of(at, FAULTS)
+    assert record.actions == {name: [text] for name, text in answers.items()}
+    assert record.statuses == dict.fromkeys(FAULTS, "completed")
+    assert record.errors.keys() == FAULTS.keys()
     for name, (_, _, reason) in FAULTS.items():
-        (error,) = told.errors[name]
+        (error,) = record.errors[name]
         assert re.search(reason, error), name
-    begun = {name for name, (text,) in told.partial.items() if text}
-    assert begun == {"cut", "ended early", "error in the stream", "endless"}
+    started = {name for name, (text,) in record.partial.items() if text}
+    assert started == {"cut", "ended early", "error in the stream", "endless"}
 
 
 def test_an_answer_that_broke_off_is_no_whole_one_for_the_client(at: Proxy) -> None:
@@ -181,12 +181,12 @@ def test_a_client_that_leaves_ends_its_call_and_disturbs_no_other(at: Proxy, eng
     half = at.connect()
     half.sendall(head.replace("before", "half").encode() + data[:9])
     half.close()
-    other = answer_of(at.post(path_of("other"), body("policy")))
-    told = told_of(at, ("middle", "before", "all but the end", "other"))
-    (whole,) = (call.text for call in engine.calls if call.body["model"] == "slow-301")
-    assert told.actions == {"middle": [""], "before": [""], "all but the end": [whole], "other": [other]}
+    other_answer = answer_of(at.post(path_of("other"), body("policy")))
+    record = told_of(at, ("middle", "before", "all but the end", "other"))
+    (text,) = (call.text for call in engine.calls if call.body["model"] == "slow-301")
+    assert record.actions == {"middle": [""], "before": [""], "all but the end": [text], "other": [other_answer]}
     left_early = "the client left before the answer was whole"
-    assert told.errors == {"middle": [left_early], "before": [left_early]}
+    assert record.errors == {"middle": [left_early], "before": [left_early]}
     assert "half" not in Told(at.lake, ("half",)).statuses
 
 
@@ -198,22 +198,22 @@ def test_an_end_that_is_refused_breaks_off_no_call(at: Proxy, engine: Engine) ->
         assert at.ask("POST", path.replace("chat/completions", "end"), body_of_end)[0] == 400
     heard = b""
     while b"[DONE]" not in heard:
-        heard += (more := connection.recv(4096))
-        assert more, heard
+        heard += (chunk := connection.recv(4096))
+        assert chunk, heard
     connection.close()
-    told = told_of(at, ("refused end",))
-    (whole,) = (call.text for call in engine.calls if call.body["model"] == "slow-100")
-    assert (told.actions, told.errors) == ({"refused end": [whole]}, {})
+    record = told_of(at, ("refused end",))
+    (text,) = (call.text for call in engine.calls if call.body["model"] == "slow-100")
+    assert (record.actions, record.errors) == ({"refused end": [text]}, {})
 
 
 def test_an_engine_that_is_away_is_told_and_is_found_again(tmp_path: Path) -> None:
     engine, path = Engine(), path_of("door")
     engine.port = int(unused_endpoint().rpartition(":")[2])
     with proxy(engine, tmp_path) as at:
-        status, _, said = at.ask("POST", path, json.dumps(body("policy")).encode())
-        assert (status, json.loads(said)["error"]["type"]) == (502, "trajlake_proxy")
+        status, _, payload = at.ask("POST", path, json.dumps(body("policy")).encode())
+        assert (status, json.loads(payload)["error"]["type"]) == (502, "trajlake_proxy")
         away = f"nothing answers at {engine.url.removesuffix('/v1')} (connection refused); is the engine running, and "
-        assert json.loads(said)["error"]["message"] == f"{away}is --upstream right?"
+        assert json.loads(payload)["error"]["message"] == f"{away}is --upstream right?"
         assert at.ask("GET", "/v1/models")[0] == 502
         assert at.log.read_text().splitlines() == [f"upstream: {away}is --upstream right?"], "once an outage"
         with engine_server(engine):
@@ -221,16 +221,16 @@ def test_an_engine_that_is_away_is_told_and_is_found_again(tmp_path: Path) -> No
         assert at.log.read_text().splitlines()[1:] == [f"upstream: {engine.url.removesuffix('/v1')} answers again"]
         assert at.ask("POST", "/ep/other/v1/chat/completions", json.dumps(body("policy")).encode())[0] == 502
         assert f"upstream: {away}" in at.end()
-    found = lake.open(at.lake)
-    episodes = found.sql("SELECT task_id, status, num_steps FROM episodes ORDER BY 1").to_dicts()
+    lk = lake.open(at.lake)
+    episodes = lk.sql("SELECT task_id, status, num_steps FROM episodes ORDER BY 1").to_dicts()
     assert episodes == [
         {"task_id": "door", "status": "completed", "num_steps": 1},
         {"task_id": "other", "status": "failed", "num_steps": 1},
     ]
-    assert [row["action"] for row in found.sql(STEPS).to_dicts()] == [text, ""]
-    trainable = found.sql("SELECT task_id, trainable FROM steps JOIN episodes USING (episode_id) ORDER BY 1").to_dicts()
+    assert [row["action"] for row in lk.sql(STEPS).to_dicts()] == [text, ""]
+    trainable = lk.sql("SELECT task_id, trainable FROM steps JOIN episodes USING (episode_id) ORDER BY 1").to_dicts()
     assert [row["trainable"] for row in trainable] == [True, False]
-    assert [row["error"].partition(";")[0] for row in found.sql(SPANS).to_dicts()] == [away.partition(";")[0]] * 2
+    assert [row["error"].partition(";")[0] for row in lk.sql(SPANS).to_dicts()] == [away.partition(";")[0]] * 2
 
 
 def test_killed_in_the_middle_of_a_stream_the_call_is_absent_and_those_before_are_there(
@@ -248,8 +248,8 @@ def test_killed_in_the_middle_of_a_stream_the_call_is_absent_and_those_before_ar
         second = answer_of(at.post(path, body("policy", stream=True, text="again")))
         at.end()
     assert at.log.read_text() == ""
-    told = Told(at.lake, ("door",))
-    assert (told.actions, told.errors, told.statuses) == ({"door": [first, second]}, {}, {"door": "completed"})
+    record = Told(at.lake, ("door",))
+    assert (record.actions, record.errors, record.statuses) == ({"door": [first, second]}, {}, {"door": "completed"})
 
 
 def test_a_proxy_that_is_stopped_says_so_of_the_calls_that_it_cut(
@@ -271,7 +271,7 @@ def test_a_proxy_that_is_stopped_says_so_of_the_calls_that_it_cut(
 def test_killed_right_after_an_answer_a_durable_proxy_has_its_call(
     engine: Engine, tmp_path: Path, stream: bool
 ) -> None:
-    """Several clients at once; whoever has the tenth whole answer kills it at that moment."""
+    """Several clients at once; anyone who has the tenth whole answer kills it at that moment."""
     answers: dict[str, str] = {}
     for kill in range(2):
         with proxy(engine, tmp_path, "--durable") as at:
@@ -292,9 +292,9 @@ def test_killed_right_after_an_answer_a_durable_proxy_has_its_call(
             at.end(signal.SIGKILL)
     with proxy(engine, tmp_path) as at:
         at.end()
-    told = Told(at.lake, answers)
+    record = Told(at.lake, answers)
     assert len(answers) >= 20
-    assert told.actions == {task: [text] for task, text in answers.items()}
+    assert record.actions == {task: [text] for task, text in answers.items()}
 
 
 def test_an_answer_whose_call_is_not_on_the_disk_is_held_back(
@@ -310,10 +310,10 @@ def test_an_answer_whose_call_is_not_on_the_disk_is_held_back(
             with pytest.raises(urllib.error.HTTPError):
                 at.post(path_of("held"), body("policy"))
             # Event by event: the one that says why the answer ended is held back too.
-            with pytest.raises(http.client.IncompleteRead) as found:
+            with pytest.raises(http.client.IncompleteRead) as error:
                 at.post(path_of("held"), body("slow-20", stream=True))
-            assert b"content" in found.value.partial
-            assert (b'"stop"' in found.value.partial, b"[DONE]" in found.value.partial) == (False, False)
+            assert b"content" in error.value.partial
+            assert (b'"stop"' in error.value.partial, b"[DONE]" in error.value.partial) == (False, False)
         deadline = time.monotonic() + 30
         while at.ask("POST", path_of("after"), json.dumps(body("policy")).encode())[0] != 200:
             assert time.monotonic() < deadline

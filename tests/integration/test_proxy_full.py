@@ -26,11 +26,11 @@ OF_TEXT: dict[str, Any] = {"settings": CallSettings(asks="never"), "batch_second
 
 
 def answered(at: Client, number: int, size: int) -> tuple[int, bytes]:
-    """What is answered to a call of an episode of its own, with a prompt that the spool has to hold."""
+    """What is answered to a call of a separate episode, with a prompt that the spool has to hold."""
     prompt = f"{number}: {'x' * size}"
     data = json.dumps({"model": "policy", "messages": [{"role": "user", "content": prompt}]}).encode()
-    status, _, said = at.ask("POST", f"/ep/{number}{CHAT}", data)
-    return status, said
+    status, _, payload = at.ask("POST", f"/ep/{number}{CHAT}", data)
+    return status, payload
 
 
 def big(at: Client, number: int, size: int) -> int:
@@ -76,20 +76,20 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_spool_refuses_calls_and_takes_them_again_when_it_is_delivered(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
-    taken: list[int] = []
+    counts: list[int] = []
     with engine_server() as engine, proxy_here(engine, tmp_path, spool_bytes=400_000, **OF_TEXT) as at:
         unmount(tmp_path)
-        while len(taken) < 20 and big(at, len(taken), 50_000) == 200:
-            assert ended(at, len(taken)) == 200
-            taken.append(len(taken))
-        assert 1 < len(taken) < 20
+        while len(counts) < 20 and big(at, len(counts), 50_000) == 200:
+            assert ended(at, len(counts)) == 200
+            counts.append(len(counts))
+        assert 1 < len(counts) < 20
         status, answer = answered(at, 20, 50_000)
-        assert (status, b"no room to record" in answer, len(engine.asked)) == (503, True, len(taken))
+        assert (status, b"no room to record" in answer, len(engine.asked)) == (503, True, len(counts))
         assert at.ask("GET", "/v1/models")[0] == 200
         mount(tmp_path)
         eventually(lambda: big(at, 20, 50_000) == 200)
         assert at.end().is_all
-    assert numbers(at.lake) == [*taken, 20]
+    assert numbers(at.lake) == [*counts, 20]
 
 
 def test_a_full_spool_that_drops_lets_calls_go_on_and_leaves_out_whole_episodes(tmp_path: Path) -> None:
@@ -102,17 +102,17 @@ def test_a_full_spool_that_drops_lets_calls_go_on_and_leaves_out_whole_episodes(
             assert ended(at, number) == 200
         mount(tmp_path)
         dropped = at.end().calls.dropped
-    ((steps, kept),) = lake.open(at.lake).sql("SELECT num_steps, count(*) FROM episodes GROUP BY ALL").rows()
+    ((steps, count),) = lake.open(at.lake).sql("SELECT num_steps, count(*) FROM episodes GROUP BY ALL").rows()
     assert steps == 3, "an episode that lacks a call is none"
-    assert 0 < kept < 6
-    assert dropped == 6 - kept
+    assert 0 < count < 6
+    assert dropped == 6 - count
 
 
 def test_a_disk_that_fills_refuses_calls_and_loses_none_that_it_let_go(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     empty_lake(tmp_path / "lake")
-    taken = []
+    task_ids = []
     with (
         engine_server() as engine,
         disk(tmp_path / "disk", "300k") as small,
@@ -122,17 +122,17 @@ def test_a_disk_that_fills_refuses_calls_and_loses_none_that_it_let_go(
         for number in range(60):
             if big(at, number, 50_000) != 200:
                 break
-            taken.append(number)
-            said = ended(at, number)
-            assert said == (503 if number > 3 else said), "it is in memory alone, and the agent is told so"
-        assert 5 < len(taken) < 60
+            task_ids.append(number)
+            status = ended(at, number)
+            assert status == (503 if number > 3 else status), "it is in memory alone, and the agent is told so"
+        assert 5 < len(task_ids) < 60
         assert b"no room to record" in at.ask("POST", CHAT, b'{"messages": []}')[2]
         grow(small, "256m")
         mount(tmp_path)
         eventually(lambda: big(at, 60, 1000) == 200)
         assert at.end().is_all
     assert "No space left on device" in caplog.text
-    assert numbers(at.lake) == [*taken, 60]
+    assert numbers(at.lake) == [*task_ids, 60]
 
 
 @pytest.mark.slow("what is recorded while a bucket is away is there once when it is back, also of the proxy's process")
@@ -162,5 +162,5 @@ def test_a_bucket_that_goes_away_for_a_while_gets_every_episode_once(s3: Store, 
                 time.sleep(0.3)
             at.end()
     assert state["refused"] > 0
-    found = lake.open(s3.root, storage_options=s3.options).sql("SELECT task_id FROM episodes")["task_id"].to_list()
-    assert sorted(map(int, found)) == list(range(30))
+    task_ids = lake.open(s3.root, storage_options=s3.options).sql("SELECT task_id FROM episodes")["task_id"].to_list()
+    assert sorted(map(int, task_ids)) == list(range(30))

@@ -19,9 +19,9 @@ import lake
 from lake import Lake
 from lake.read import episode_text
 from lake.tables import TABLES
-from testkit import key_places
+from testkit import planted_keys
 from testkit.engine_server import Engine, engine_server
-from testkit.key_places import Places
+from testkit.planted_keys import PlantedKeys
 from testkit.proxy_process import Proxy, proxy, proxy_here
 
 CANARY = "canary-a-user-typed-this-4711"
@@ -100,13 +100,13 @@ def kept(folder: Path) -> Iterator[tuple[Path, bytes]]:
 def call_in_every_way(at: Proxy, headers: dict[str, str]) -> None:
     """All APIs; engines that answer, repeat what they saw, refuse, and break off with an error event."""
     broken = []
-    for api, said in APIS.items():
+    for api, prompt in APIS.items():
         for model in ("policy", "echo", "echo-401", "echo-event", "cut-2"):
             for stream in (False, True):
                 if not stream and model in ("echo-event", "cut-2"):
                     continue
                 path = f"/ep/{model}-{len(headers)}/v1/{api}{QUERY}"
-                data = json.dumps({"model": model, "stream": stream, **said, **BODY}).encode()
+                data = json.dumps({"model": model, "stream": stream, **prompt, **BODY}).encode()
                 try:
                     status, _, answer = at.ask("POST", path, data, **headers)
                 except HTTPException:
@@ -124,18 +124,18 @@ def test_no_key_that_an_agent_or_its_upstream_sends_is_kept(tmp_path: Path) -> N
     engine = Engine()
     with engine_server(engine):
         upstream = engine.url.replace("://", f"://user:{PASSWORD}@")
-        options = ("--upstream", upstream, "--ask", "always")
+        options = ("--upstream", upstream, "--set", "ask=always")
         with proxy(engine, tmp_path, *options, TRAJLAKE_RECORD_TOKEN=TOKEN) as at:
             ours = {"X-Trajlake-Token": TOKEN}
             call_in_every_way(at, HEADERS | ours)
             basic = base64.b64encode(f"me:{BASIC_PASSWORD}".encode()).decode()
             call_in_every_way(at, {"Authorization": f"Basic {basic}"} | ours)
             call_in_every_way(at, ours)  # with the upstream's own password
-            seen = [dict(call.headers) for call in engine.calls]
+            headers_sent = [dict(call.headers) for call in engine.calls]
             for path in (f"/ep/{HEADERS['api-key'].replace('/', '%2F')}/v1/chat/completions", "/v1/chat/completions"):
                 name = {"X-Session-ID": HEADERS["x-api-key"]} | HEADERS | ours
-                status, _, said = at.ask("POST", path, b"{}", **name)
-                assert (status, b"is a key" in said) == (400, True)
+                status, _, payload = at.ask("POST", path, b"{}", **name)
+                assert (status, b"is a key" in payload) == (400, True)
             end = {"error": f"failed with {HEADERS['api-key']}", "stop_reason": f"no access: {ISSUED}"}
             end["scores"] = [{"scorer": "judge", "value": None, "reason": ISSUED, "error": HEADERS["x-api-key"]}]
             assert at.ask("POST", "/ep/policy-1/v1/end", json.dumps(end).encode(), **HEADERS | ours)[0] == 200
@@ -145,14 +145,14 @@ def test_no_key_that_an_agent_or_its_upstream_sends_is_kept(tmp_path: Path) -> N
                 assert b" 400 " in raw.recv(100)
             in_spool = {file: data for file, data in kept(tmp_path / "spool") if CANARY.encode() in data}
             assert in_spool
-            assert {str(file): found for file, data in kept(tmp_path) if (found := searched(data))} == {}
+            assert {str(file): readable for file, data in kept(tmp_path) if (readable := searched(data))} == {}
             printed = at.end()
-    assert len(seen) > 20
-    assert not [name for headers in seen for name in headers if name.lower().startswith("x-trajlake")]
-    sent = [headers.get("Authorization", "") for headers in seen]
+    assert len(headers_sent) > 20
+    assert not [name for headers in headers_sent for name in headers if name.lower().startswith("x-trajlake")]
+    sent = [headers.get("Authorization", "") for headers in headers_sent]
     assert {value.partition(" ")[0] for value in sent} == {"Bearer", "Basic"}
     assert base64.b64encode(f"user:{PASSWORD}".encode()).decode() in sent[-1]
-    assert {str(file): found for file, data in kept(tmp_path) if (found := searched(data))} == {}
+    assert {str(file): readable for file, data in kept(tmp_path) if (readable := searched(data))} == {}
     assert searched(printed.encode()) == []
     stored = lake.open(at.lake)
     cells = {
@@ -160,45 +160,45 @@ def test_no_key_that_an_agent_or_its_upstream_sends_is_kept(tmp_path: Path) -> N
         for name in ("episodes", "steps", "spans", "tokens", "rejects", "scores", "jobs")
     }
     assert CANARY.encode() in cells["steps"]
-    assert {name: found for name, data in cells.items() if (found := searched(data))} == {}
+    assert {name: readable for name, data in cells.items() if (readable := searched(data))} == {}
     assert b"[redacted]" in cells["steps"]
     assert b"[redacted]" in cells["spans"]
     # Tokens spell what was said: those of an answer that repeats a key are not kept.
     rows = stored.sql("SELECT context_ids, action_ids FROM tokens").to_dicts()
     spelled = [bytes(token - 3 for ids in row.values() for token in ids if token > 2) for row in rows]
     assert [text for text in spelled if CANARY.encode() in text]
-    assert [found for text in spelled if (found := searched(text))] == []
+    assert [readable for text in spelled if (readable := searched(text))] == []
 
 
 def test_without_its_token_a_proxy_answers_nobody(tmp_path: Path) -> None:
     with engine_server() as engine, proxy_here(engine, tmp_path, token=TOKEN) as at:
-        for given in ({}, {"X-Trajlake-Token": "wrong"}, {"X-Trajlake-Token": "pröxy"}):
+        for token_headers in ({}, {"X-Trajlake-Token": "wrong"}, {"X-Trajlake-Token": "pröxy"}):
             for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/ep/x/v1/end")):
-                status, _, said = at.ask(method, path, b"{}", **given)
-                assert (status, b"X-Trajlake-Token" in said) == (401, True), (given, path)
+                status, _, payload = at.ask(method, path, b"{}", **token_headers)
+                assert (status, b"X-Trajlake-Token" in payload) == (401, True), (token_headers, path)
         assert engine.asked == []
         assert at.ask("GET", "/v1/models", **{"X-Trajlake-Token": TOKEN, "Host": "agents.example"})[0] == 200
 
 
 def test_a_key_in_any_place_is_readable_nowhere(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    places = Places()
-    bodies, sent, query = key_places.requests(places), key_places.headers(places), key_places.query(places)
+    places = PlantedKeys()
+    bodies, sent, query = planted_keys.requests(places), planted_keys.headers(places), planted_keys.query(places)
     engine = Engine()
     (tmp_path / "out").mkdir()
-    with engine_server(engine), proxy(engine, tmp_path, "--ask", "always") as at:
+    with engine_server(engine), proxy(engine, tmp_path, "--set", "ask=always") as at:
         for api, body in bodies.items():
             for model in ("policy", "echo", "echo-401"):
                 for stream in (False, True):
                     data = json.dumps(body | {"model": model, "stream": stream}).encode()
                     at.ask("POST", f"/ep/{model}/v1/{api}{query}", data, **sent)
         at.ask("POST", f"/ep/{places.issued('name of a rollout')}/v1/chat/completions", b"{}", **sent)
-        assert at.ask("POST", "/ep/policy/v1/end", json.dumps(key_places.ending(places)).encode(), **sent)[0] == 200
-        plain = key_places.spans(places, "OTLP JSON")
-        packed = ParseDict(_packed_ids(key_places.spans(places, "OTLP protobuf")), ExportTraceServiceRequest())
+        assert at.ask("POST", "/ep/policy/v1/end", json.dumps(planted_keys.ending(places)).encode(), **sent)[0] == 200
+        plain = planted_keys.spans(places, "OTLP JSON")
+        packed = ParseDict(_packed_ids(planted_keys.spans(places, "OTLP protobuf")), ExportTraceServiceRequest())
         exports = (("json", json.dumps(plain).encode()), ("x-protobuf", packed.SerializeToString()))
         for kind, data in exports:
-            status, _, said = at.ask("POST", "/v1/traces", data, **sent | {"Content-Type": f"application/{kind}"})
-            assert status == 200, said
+            status, _, payload = at.ask("POST", "/v1/traces", data, **sent | {"Content-Type": f"application/{kind}"})
+            assert status == 200, payload
         in_spool = {
             str(file): found for file, data in kept(tmp_path / "spool") if (found := places.readable(text(data)))
         }
@@ -208,7 +208,7 @@ def test_a_key_in_any_place_is_readable_nowhere(tmp_path: Path, record_property:
     tokens = {"context_ids": [5, 6], "action_ids": [7]}
     long = [{"role": "user", "content": f"{'x' * 70_000} {places.issued('long text, which is moved out')}"}]
     blob = {"task_id": "long", "steps": [{"state": None, "action": "a"}], "initial_messages": long}
-    lines = [json.dumps(key_places.record(places, tokens)), json.dumps(blob)]
+    lines = [json.dumps(planted_keys.record(places, tokens)), json.dumps(blob)]
     lines.append(json.dumps({"task_id": 1, "steps": [], "api_key": places.opaque("reject, by its name")}))
     lines.append(f"{{ no JSON, api_key={places.opaque('reject that is no JSON')} {places.issued('reject, any text')}")
     file = tmp_path / "out" / "episodes.jsonl"

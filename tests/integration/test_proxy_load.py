@@ -16,7 +16,7 @@ CHAT = "/v1/chat/completions"
 TASKS = 64
 
 
-def said(text: str) -> str:
+def read_words(text: str) -> str:
     """What an answer says, whole or streamed."""
     if text.startswith("{"):
         return str(json.loads(text)["choices"][0]["message"]["content"])
@@ -35,7 +35,7 @@ async def calls_at_once(at: Proxy, count: int) -> dict[str, str]:
             body = {"model": "slow-10", "messages": messages, "stream": number % 2 == 1, "temperature": 1.0}
             async with session.post(f"{at.base}/ep/task-{number % TASKS}{CHAT}", json=body) as response:
                 assert response.status == 200
-                return question, said(await response.text())
+                return question, read_words(await response.text())
 
         return dict(await asyncio.gather(*map(call, range(count))))
 

@@ -1,6 +1,6 @@
 """A real vLLM behind the proxy, a real client before it: what is in the lake is what the engine saw and sampled.
 
-vLLM is installed once per machine in an environment of its own (3.4 GB), starts in half a minute, and compiles for
+vLLM is installed once per machine in its own environment (3.4 GB), starts in half a minute, and compiles for
 another half at its first request; `make test-slow`.
 """
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/chat/completions", "/completions", "/responses", "/messages"
 UNKNOWN = "Tell me what the \N{SNOWMAN} wants, and why."
-"""What the model was not trained on: it goes on at random, through half characters too."""
+"""What the model was not trained on: it continues at random, through half characters too."""
 GREETED = [{"role": "user", "content": GREETING}]
 ASKING = [{"role": "user", "content": ASKED}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -76,11 +76,11 @@ def recorded(at: Proxy) -> list[dict[str, Any]]:
 
 def own_tokens(engine: Vllm, path: str, body: dict[str, Any]) -> tuple[list[int], list[int], list[float]]:
     """What the engine itself says: ids of the prompt and of the answer, and their log-probabilities."""
-    found = engine.post(f"/v1{path}", body | {"return_token_ids": True, "logprobs": True if path == CHAT else 1})
-    (choice,) = found["choices"]
+    response = engine.post(f"/v1{path}", body | {"return_token_ids": True, "logprobs": True if path == CHAT else 1})
+    (choice,) = response["choices"]
     listed = choice["logprobs"]
-    values = [one["logprob"] for one in listed["content"]] if path == CHAT else listed["token_logprobs"]
-    return found.get("prompt_token_ids") or choice["prompt_token_ids"], choice["token_ids"], values
+    values = [token["logprob"] for token in listed["content"]] if path == CHAT else listed["token_logprobs"]
+    return response.get("prompt_token_ids") or choice["prompt_token_ids"], choice["token_ids"], values
 
 
 def rescored(engine: Vllm, prompt_ids: list[int], action_ids: list[int]) -> list[float]:
@@ -88,7 +88,7 @@ def rescored(engine: Vllm, prompt_ids: list[int], action_ids: list[int]) -> list
     body = {"model": "policy", "prompt": [*prompt_ids, *action_ids], "max_tokens": 1, "prompt_logprobs": 0}
     listed = engine.post("/v1/completions", body)["choices"][0]["prompt_logprobs"]
     ids = enumerate(action_ids, len(prompt_ids))
-    return [listed[place][str(token)]["logprob"] for place, token in ids]
+    return [listed[index][str(token)]["logprob"] for index, token in ids]
 
 
 # ---------------------------------------------------------------- what the client sees
@@ -142,7 +142,7 @@ STREAMS: list[dict[str, Any]] = [
 ]
 
 
-def seen(base: str, path: str, body: dict[str, Any]) -> tuple[Any, ...]:
+def normalise_answer(base: str, path: str, body: dict[str, Any]) -> tuple[Any, ...]:
     """An answer without its ids and times: status, type, and the lines of the body."""
     data = json.dumps(body).encode()
     request = urllib.request.Request(f"{base}/v1{path}", data, {"Content-Type": "application/json"})
@@ -154,7 +154,7 @@ def seen(base: str, path: str, body: dict[str, Any]) -> tuple[Any, ...]:
     text = re.sub(r'"(id|call_id|item_id)":"[^"]*"', r'"\1":""', text)
     text = re.sub(r'"(created|created_at|completed_at|sequence_number)":[\d.]+', r'"\1":0', text)
     # What is in its cache changes the last digits of a log-probability.
-    text = re.sub(r"-?\d+\.\d{4,}(e-\d+)?", lambda found: f"{float(found[0]):.2f}", text)
+    text = re.sub(r"-?\d+\.\d{4,}(e-\d+)?", lambda number: f"{float(number[0]):.2f}", text)
     return status, kind, streamed(text) if kind.startswith("text/event-stream") else text
 
 
@@ -163,15 +163,16 @@ GROWING = ("content", "text", "delta", "arguments", "name", "partial_json", "tok
 
 
 def streamed(text: str) -> tuple[dict[str, Any], set[str]]:
-    """What a stream says, wherever its chunks are cut: under each path what adds up, or every value that was there.
+    """What a stream says, no matter where its chunks are cut: under each path what adds up, or every value that was
+    there.
 
     And the chunks that add nothing to an answer and do not end it, as they are.
     """
-    whole: dict[str, Any] = {}
+    sequences_seen: dict[str, Any] = {}
     empty: set[str] = set()
     for line in text.splitlines():
         if not line.startswith("data: {"):
-            whole[line.partition(":")[0]] = {line} | whole.get(line.partition(":")[0], set())
+            sequences_seen[line.partition(":")[0]] = {line} | sequences_seen.get(line.partition(":")[0], set())
             continue
         event = json.loads(line.removeprefix("data: "))
         leaves = dict(leaves_of(event, str(event.get("type", "")).replace(".", "-")))
@@ -179,12 +180,12 @@ def streamed(text: str) -> tuple[dict[str, Any], set[str]]:
             empty.add(line)
         for path, value in leaves.items():
             if grows(path, value):
-                whole[path] = whole[path] + value if path in whole else value
+                sequences_seen[path] = sequences_seen[path] + value if path in sequences_seen else value
             elif "usage" in path:
-                whole[path] = value
+                sequences_seen[path] = value
             else:
-                whole[f"={path}"] = {json.dumps(value)} | whole.get(f"={path}", set())
-    return whole, empty
+                sequences_seen[f"={path}"] = {json.dumps(value)} | sequences_seen.get(f"={path}", set())
+    return sequences_seen, empty
 
 
 def grows(path: str, value: Any) -> bool:
@@ -218,7 +219,7 @@ def test_the_client_sees_what_it_would_see_without_the_proxy(
         calls += [(MESSAGES, BASE | body | stream) for body in BLOCKS.values()]
     with proxy(engine, tmp_path) as at:
         for path, body in calls:
-            assert seen(at.base, path, body) == seen(engine.base, path, body), (path, body)
+            assert normalise_answer(at.base, path, body) == normalise_answer(engine.base, path, body), (path, body)
 
 
 # ---------------------------------------------------------------- what is in the lake
@@ -230,7 +231,7 @@ def test_an_agent_with_a_tool(engine: Vllm, tmp_path: Path, stream: bool) -> Non
         openai_client = client(at, "/ep/key-1")
         messages: list[Any] = list(ASKING)
         about: dict[str, Any] = {"model": "policy", "tools": [TOOL], "temperature": 0, "max_tokens": 60}
-        asked = [messages[:]]
+        prompts = [messages[:]]
         if stream:
             with openai_client.chat.completions.stream(messages=messages, **about) as events:
                 for _ in events:
@@ -243,16 +244,16 @@ def test_an_agent_with_a_tool(engine: Vllm, tmp_path: Path, stream: bool) -> Non
         assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": "door"})
         messages += [message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})]
         messages += [{"role": "tool", "tool_call_id": call.id, "content": FOUND}]
-        asked.append(messages[:])
-        said = openai_client.chat.completions.create(messages=messages, **about).choices[0].message.content
-        assert said == ANSWER
+        prompts.append(messages[:])
+        content = openai_client.chat.completions.create(messages=messages, **about).choices[0].message.content
+        assert content == ANSWER
         openai_client.post("/end", body={"reward": 1.0}, cast_to=object)
         rows = recorded(at)
     assert [row["finish_reason"] for row in rows] == ["tool_calls", "stop"]
     assert rows[1]["action"] == ANSWER
     before: list[int] = []
-    for row, given in zip(rows, asked, strict=True):
-        prompt_ids, action_ids, logprobs = own_tokens(engine, CHAT, about | {"messages": given})
+    for row, prompt in zip(rows, prompts, strict=True):
+        prompt_ids, action_ids, logprobs = own_tokens(engine, CHAT, about | {"messages": prompt})
         assert (before if row["prefix_step_index"] == 0 else []) + row["context_ids"] == prompt_ids
         assert row["action_ids"] == action_ids
         assert row["action_logprobs"] == pytest.approx(logprobs, abs=1e-5)
@@ -274,7 +275,7 @@ def test_sampled_tokens_and_their_probabilities(engine: Vllm, tmp_path: Path, st
         calls.append((COMPLETIONS, about | {"prompt": [5, 6, 7, 20 + seed]}))
     with proxy(engine, tmp_path) as at:
         for number, (path, body) in enumerate(calls):
-            seen(f"{at.base}/ep/{number:02}", path, body)
+            normalise_answer(f"{at.base}/ep/{number:02}", path, body)
         rows = recorded(at)
     assert len(rows) == len(calls)
     for row, (path, body) in zip(rows, calls, strict=True):
@@ -299,8 +300,8 @@ def test_what_a_grammar_restricts_is_marked(engine: Vllm, tmp_path: Path) -> Non
         "bias": {"logit_bias": {"5": 3.0}},
     }
     with proxy(engine, tmp_path) as at:
-        for name, more in (free | bound).items():
-            seen(f"{at.base}/ep/{name.replace(' ', '-')}", CHAT, BASE | {"messages": ASKING} | more)
+        for name, settings in (free | bound).items():
+            normalise_answer(f"{at.base}/ep/{name.replace(' ', '-')}", CHAT, BASE | {"messages": ASKING} | settings)
         rows = {row["task_id"]: row for row in recorded(at)}
     assert {name.replace(" ", "-") for name in free | bound} == rows.keys()
     for name, row in rows.items():
@@ -314,9 +315,9 @@ def test_the_other_apis_are_recorded_as_text(engine: Vllm, tmp_path: Path) -> No
         for stream in (False, True):
             about = {"model": "policy", "temperature": 0, "stream": stream}
             for name, body in ITEMS.items():
-                seen(f"{at.base}/ep/responses-{name}-{stream}", RESPONSES, about | body)
+                normalise_answer(f"{at.base}/ep/responses-{name}-{stream}", RESPONSES, about | body)
             for name, body in BLOCKS.items():
-                seen(f"{at.base}/ep/messages-{name}-{stream}", MESSAGES, about | {"max_tokens": 60} | body)
+                normalise_answer(f"{at.base}/ep/messages-{name}-{stream}", MESSAGES, about | {"max_tokens": 60} | body)
         rows = recorded(at)
     assert len(rows) == 12
     for row in rows:
@@ -337,7 +338,7 @@ def test_the_version_of_the_weights(engine: Vllm, models: tuple[Path, Path], tmp
     with proxy(engine, tmp_path) as at:
         for version, folder in (("v1", first), ("v2", second), ("v3", first)):
             engine.load(folder, version)
-            seen(f"{at.base}/ep/{version}", CHAT, body)
+            normalise_answer(f"{at.base}/ep/{version}", CHAT, body)
         with client(at, "/ep/while").completions.create(
             model="policy", prompt=UNKNOWN, max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
         ) as answer:
@@ -391,8 +392,8 @@ def test_training_on_what_was_recorded(engine: Vllm, models: tuple[Path, Path], 
                         temperature=0.7 if task % 2 else 1.0,
                         seed=100 * task + 10 * rollout + turn,
                     )
-                    said = answer.choices[0].message.content or ""
-                    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"And {turn}?"}]
+                    content = answer.choices[0].message.content or ""
+                    messages += [{"role": "assistant", "content": content}, {"role": "user", "content": f"And {turn}?"}]
                 agent.post("/end", body={"reward": float(rollout % 2)}, cast_to=object)
         rows = recorded(at)
     assert len(rows) == 32
@@ -424,10 +425,10 @@ def largest_difference(model: Path, rows: list[dict[str, Any]]) -> float:
     for row in rows:
         rollout = (row["task_id"], row["rollout_index"])
         prompt = sequences.get((*rollout, row["prefix_step_index"]), []) + row["context_ids"]
-        whole = sequences[*rollout, row["step_index"]] = prompt + row["action_ids"]
+        sequence = sequences[*rollout, row["step_index"]] = prompt + row["action_ids"]
         with torch.inference_mode():
-            logits = policy(torch.tensor([whole])).logits[0, len(prompt) - 1 : -1] / row["temperature"]
-        chosen = logits.log_softmax(-1)[torch.arange(len(row["action_ids"])), torch.tensor(row["action_ids"])]
-        worst = max(worst, float((chosen - torch.tensor(row["action_logprobs"])).abs().max()))
+            logits = policy(torch.tensor([sequence])).logits[0, len(prompt) - 1 : -1] / row["temperature"]
+        logprobs = logits.log_softmax(-1)[torch.arange(len(row["action_ids"])), torch.tensor(row["action_ids"])]
+        worst = max(worst, float((logprobs - torch.tensor(row["action_logprobs"])).abs().max()))
     print(f"largest difference of log-probabilities: {worst:.2e}")
     return worst

@@ -42,7 +42,7 @@ def holders(lk: Lake) -> set[str]:
     return {path.parent.name for path in files if SECRET in str(pl.read_parquet(path).to_dicts())}
 
 
-def kept(lk: Lake) -> list[tuple[int, int, str]]:
+def read_stored_answers(lk: Lake) -> list[tuple[int, int, str]]:
     columns = lk.scan("responses").select("request_id", "episode_id", "answer").collect()
     return sorted(columns.rows())
 
@@ -72,10 +72,10 @@ def episodes(lk: Lake) -> list[int]:
 def test_answers_that_concerned_it_go_with_all_their_rows(lk: Lake) -> None:
     e0, e1, e2 = episodes(lk)
     assert holders(lk) == {"responses"}
-    assert len(kept(lk)) == 1 + 2 + 2 + 1 + 3
+    assert len(read_stored_answers(lk)) == 1 + 2 + 2 + 1 + 3
     done = lk.forget([e0])
     assert holders(lk) == set()
-    assert kept(lk) == sorted([(3, e1, "of others"), (3, e2, "of others"), (4, e2, "alone")])
+    assert read_stored_answers(lk) == sorted([(3, e1, "of others"), (3, e2, "of others"), (4, e2, "alone")])
     # Live rows, written twice where the same answer was stored twice, dead ones too.
     assert done.rows["responses"] == 1 + 2 + 1 + 3 + 1 + 2
     assert done.unreadable == []
@@ -87,19 +87,19 @@ def test_an_episode_without_answers_takes_none_with_it(lk: Lake) -> None:
     *_, e2 = episodes(lk)
     with lk.job(kind="score"):
         pass
-    other = conversations(Path(lk.uri).parent / "other", 1, 2)
-    first, second = episodes(other)
-    answered(other, (1, "a", [second]))
-    other.forget([first])
-    assert kept(other) == [(1, second, "a")]
+    other_turns = conversations(Path(lk.uri).parent / "other", 1, 2)
+    first, second = episodes(other_turns)
+    answered(other_turns, (1, "a", [second]))
+    other_turns.forget([first])
+    assert read_stored_answers(other_turns) == [(1, second, "a")]
     assert e2 in episodes(lk)
 
 
-def dying(call: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
+def dying(call: Callable[..., Any], countdown: list[int]) -> Callable[..., Any]:
     def act(*args: Any, **options: Any) -> Any:
-        if not left[0]:
+        if not countdown[0]:
             raise KilledError
-        left[0] -= 1
+        countdown[0] -= 1
         return call(*args, **options)
 
     return act
@@ -138,7 +138,7 @@ def test_killed_between_any_two_commits_and_run_again(
         vacuumed(again)
     again.forget([e0])
     assert holders(again) == set()
-    assert kept(again) == sorted([(3, e1, "of others"), (3, e2, "of others"), (4, e2, "alone")])
+    assert read_stored_answers(again) == sorted([(3, e1, "of others"), (3, e2, "of others"), (4, e2, "alone")])
 
 
 @pytest.mark.parametrize("deletions", mostly_slow(range(6), 3))
@@ -190,10 +190,10 @@ def test_a_file_that_cannot_be_read_is_reported_once(lk: Lake) -> None:
 
 def test_answers_are_known_by_the_episodes_they_concern(lk: Lake) -> None:
     e0, e1, e2 = episodes(lk)
-    known = read_answers(lk.snapshot(), pl.Series("episode_id", [e1, e2]))
-    told = {ids.from_text(request): answer for request, answer in known[e1].items()}
-    assert told == {2: f"{SECRET} of two", 3: "of others", 5: f"{SECRET} of all"}
-    assert set(known) == {e1, e2}
+    answers = read_answers(lk.snapshot(), pl.Series("episode_id", [e1, e2]))
+    requests_of_first = {ids.from_text(request): answer for request, answer in answers[e1].items()}
+    assert requests_of_first == {2: f"{SECRET} of two", 3: "of others", 5: f"{SECRET} of all"}
+    assert set(answers) == {e1, e2}
     assert set(read_answers(lk.snapshot(), pl.Series("episode_id", [e0]))) == {e0}
 
 
@@ -209,7 +209,7 @@ def test_rows_are_made_of_answers_and_of_nothing_else() -> None:
 
 
 def test_nothing_else_of_erasure_changed() -> None:
-    """The doomed rows of other tables are told by nothing but themselves."""
-    wanted = pl.Series("episode_id", [1], dtype=pl.Int64)
-    assert removal._remove_episodes("scores", wanted).identifies is None
-    assert removal._remove_answers(pl.Series([2]), wanted).identifies is not None
+    """The doomed rows of other tables are reported by nothing but themselves."""
+    episode_ids = pl.Series("episode_id", [1], dtype=pl.Int64)
+    assert removal._remove_episodes("scores", episode_ids).identifies is None
+    assert removal._remove_answers(pl.Series([2]), episode_ids).identifies is not None

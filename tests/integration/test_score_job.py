@@ -43,8 +43,8 @@ def test_scores_steps_and_lineage_of_a_pointwise_function(lk: Lake, tmp_path: Pa
     assert (report.steps, report.unmatched, report.overtaken, report.examples) == (12, 0, 0, [])
     rows = score_rows(lk, "step_index, value, reason, s.error, metrics, isolation, scorer")
     assert len(rows) == 18
-    told = [(row["step_index"], row["value"], row["reason"]) for row in rows[:3]]
-    assert told == [(None, 1.0, "told"), (0, 2.0, "look"), (1, 4.0, "look")]
+    triples = [(row["step_index"], row["value"], row["reason"]) for row in rows[:3]]
+    assert triples == [(None, 1.0, "told"), (0, 2.0, "look"), (1, 4.0, "look")]
     assert [row["value"] for row in rows if row["step_index"] is None] == [1.0, 0.0, 0.0] * 2
     assert [row["metrics"] for row in rows[:4:3]] == ['{"return":0.0}', '{"return":1.0}']
     assert {(row["isolation"], row["scorer"], row["error"]) for row in rows} == {("strong", "walk", None)}
@@ -60,9 +60,9 @@ def test_what_is_needed_is_taken_by_name_and_what_no_row_gives_is_refused_first(
     module(tmp_path, "def doubled(env_return, num_steps): return 2 * env_return + num_steps")
     report = scored(lk, f"{tmp_path}/rewards.py:doubled")
     assert (report.scored, report.with_score, report.failed) == (9, 9, 0)
-    wanted = lk.sql("SELECT 2 * env_return + num_steps AS value FROM episodes ORDER BY episode_id")
-    found = lk.sql("SELECT value FROM current_scores ORDER BY episode_id")
-    assert found["value"].to_list() == wanted["value"].to_list()
+    expected = lk.sql("SELECT 2 * env_return + num_steps AS value FROM episodes ORDER BY episode_id")
+    scores = lk.sql("SELECT value FROM current_scores ORDER BY episode_id")
+    assert scores["value"].to_list() == expected["value"].to_list()
     module(tmp_path, "def named(reward): return reward")
     with pytest.raises(UsageError, match=r"`named` needs argument `reward`: .* messages, .*, env_return, num_steps, "):
         scored(lk, f"{tmp_path}/rewards.py:named")
@@ -104,15 +104,15 @@ def test_options_that_decide_the_scores_make_a_version(lk: Lake, tmp_path: Path)
 
 
 def test_every_commit_is_a_job_of_its_own(lk: Lake, tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    progress_seen: list[Progress] = []
     options = {"commit_episodes": 2, "limits": SandboxLimits(rows_per_batch=2)}
-    report = scored(lk, f"{module(tmp_path, WALK)}:walk", config=options, progress=seen.append)
+    report = scored(lk, f"{module(tmp_path, WALK)}:walk", config=options, progress=progress_seen.append)
     assert len(report.job_ids) == len(set(report.job_ids)) >= 3
     sizes = lk.sql("SELECT rows_in FROM job_runs WHERE kind = 'score' ORDER BY sequence")["rows_in"]
     assert sum(sizes) == 9
     assert set(sizes[:-1]) <= {2, 3}, "at two it is due; what comes next brings two at most"
-    assert [(one.done, one.total, one.failed) for one in seen] == [
-        (done, 9, 0) for done in sizes.cum_sum()[: len(seen)].to_list()
+    assert [(progress.done, progress.total, progress.failed) for progress in progress_seen] == [
+        (done, 9, 0) for done in sizes.cum_sum()[: len(progress_seen)].to_list()
     ]
     assert len(score_rows(lk)) == 27
 
@@ -136,8 +136,8 @@ def test_what_failed_is_null_with_its_reason_and_can_be_tried_again(lk: Lake, tm
     rows = score_rows(lk, "rollout_index, value, s.error, isolation, scorer")
     assert [row["value"] for row in rows[:3]] == [7.0, None, None]
     assert rows[1]["error"] == "LookupError: Help. (rewards.py, line 8)"
-    told = "TypeError: `mixed` returned str; valid: a number, an EvaluateResult, or a dictionary with `score` or "
-    assert rows[2]["error"] == f"{told}`step_outputs`"
+    message = "TypeError: `mixed` returned str; valid: a number, an EvaluateResult, or a dictionary with `score` or "
+    assert rows[2]["error"] == f"{message}`step_outputs`"
     assert {row["scorer"] for row in rows} == {"m"}
     assert scored(lk, f"{path}:mixed", config={"name": "m"}).scored == 0, "a failure is a result, too"
     again = scored(lk, f"{path}:mixed", config={"name": "m"}, retry_failed=True)
@@ -254,25 +254,25 @@ def test_a_built_in_scorer_needs_no_sandbox(lk: Lake) -> None:
         9,
     )
     assert scored(lk, "env_return").scored == 0
-    other = scored(lk, "env_return", config={"arguments": {"source": "rewards"}, "name": "sum"})
-    assert (other.scorer, other.scored) == ("sum", 9)
-    assert other.version != report.version
+    other_report = scored(lk, "env_return", config={"arguments": {"source": "rewards"}, "name": "sum"})
+    assert (other_report.scorer, other_report.scored) == ("sum", 9)
+    assert other_report.version != report.version
     assert {row["value"] for row in score_rows(lk, "value", "s.scorer = 'sum'")} == {3.0}
-    made = scored(lk, SCORERS["env_return"]())
-    assert made.version == report.version
+    own_report = scored(lk, SCORERS["env_return"]())
+    assert own_report.version == report.version
     with pytest.raises(UsageError, match=r"scorer env_return: `source` is 'x'; valid: 'env_return' or 'rewards'"):
         scored(lk, "env_return", config={"arguments": {"source": "x"}})
 
 
 @pytest.mark.parametrize(
-    "gone", [pytest.param(False, id="edited"), pytest.param(True, id="deleted", marks=pytest.mark.slow)]
+    "is_deleted", [pytest.param(False, id="edited"), pytest.param(True, id="deleted", marks=pytest.mark.slow)]
 )
-def test_a_source_that_changes_while_it_runs_scores_no_further(gone: bool, lk: Lake, tmp_path: Path) -> None:
+def test_a_source_that_changes_while_it_runs_scores_no_further(is_deleted: bool, lk: Lake, tmp_path: Path) -> None:
     """Fresh workers would load another text than the version stands for."""
     path = module(tmp_path, WALK)
 
     def edit(progress: Progress) -> None:
-        if gone:
+        if is_deleted:
             Path(path).unlink()
         else:
             module(tmp_path, WALK + "# edited")
@@ -331,11 +331,11 @@ def test_an_episode_that_is_forgotten_meanwhile_is_not_scored(lk: Lake) -> None:
 def test_two_runs_that_overlap_show_no_score_twice(lk: Lake) -> None:
     """The second commits everything while the first is at work."""
     values = iter([1.0, 2.0])
-    other = InProcess(lambda rollouts: [9.0] * len(rollouts))
+    other_scorer = InProcess(lambda rollouts: [9.0] * len(rollouts))
 
     def overtaken(rollouts: Any) -> list[float]:
         if next(values, None) == 2.0:
-            scored(lk, other)
+            scored(lk, other_scorer)
         return [1.0] * len(rollouts)
 
     report = scored(lk, InProcess(overtaken), config={"commit_episodes": 2})
@@ -347,22 +347,22 @@ def test_two_runs_that_overlap_show_no_score_twice(lk: Lake) -> None:
 
 def test_the_check_and_the_commit_are_one(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other run commits between the first's look and its terminal row."""
-    other = InProcess(lambda rollouts: [9.0] * len(rollouts))
+    other_scorer = InProcess(lambda rollouts: [9.0] * len(rollouts))
     job = lk.job
     late = []
 
     def slow(**options: Any) -> Any:
-        made = job(**options)
-        write = made.write
+        job_report = job(**options)
+        write = job_report.write
 
         def then(name: str, frame: Any) -> None:
             write(name, frame)
             if not late:
                 late.append(name)
-                scored(lake.open(lk.uri), other, where="task_id = 't0'")
+                scored(lake.open(lk.uri), other_scorer, where="task_id = 't0'")
 
-        monkeypatch.setattr(made, "write", then)
-        return made
+        monkeypatch.setattr(job_report, "write", then)
+        return job_report
 
     monkeypatch.setattr(lk, "job", slow)
     report = scored(lk, InProcess(lambda rollouts: [1.0] * len(rollouts)))

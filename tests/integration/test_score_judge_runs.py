@@ -61,7 +61,7 @@ ALONE = ScoreConfig(allow_network=True, concurrency=1)
 """One worker: starting one takes longer than what it is asked here."""
 
 
-def asked(server: JudgeServer) -> list[str]:
+def list_questions(server: JudgeServer) -> list[str]:
     return sorted(request["messages"][-1]["content"] for request in server.requests)
 
 
@@ -70,7 +70,7 @@ def test_an_answer_is_asked_once_and_kept(lk: Lake, tmp_path: Path, server: Judg
     assert (report.with_score, report.failed, report.answers) == (6, 0, 6)
     rows = score_rows(lk, "task_id, rollout_index, value, reason, isolation")
     assert {(row["value"], row["isolation"]) for row in rows} == {(float(len("done with t0.0")), "none")}
-    assert asked(server) == [f"done with t{t}.{i}" for t in range(2) for i in range(3)]
+    assert list_questions(server) == [f"done with t{t}.{i}" for t in range(2) for i in range(3)]
     assert server.requests[0]["temperature"] == 0
     responses = lk.scan("responses").collect()
     assert responses.select("episode_id", "answer", "model").n_unique() == 6
@@ -119,9 +119,9 @@ def test_an_answer_about_several_stands_for_each_and_goes_with_any(
     assert sorted(about["n"]) == [1, 1, 1, 3]
     first = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 't0' AND rollout_index = 0").item()
     lk.forget([first])
-    left = lk.scan("responses").collect()
-    assert len(left) == 2
-    assert first not in left["episode_id"]
+    responses = lk.scan("responses").collect()
+    assert len(responses) == 2
+    assert first not in responses["episode_id"]
     assert sorted(judged(lk, tmp_path, "together", where="task_id = 't0'").model_dump()["examples"]) == []
     assert len(server.requests) == 4 + 1, "only the joint question is another one now"
 
@@ -140,9 +140,9 @@ def test_an_episode_that_is_forgotten_while_it_is_judged_leaves_no_answer(
     server.answer = forgetful
     report = judged(lk, tmp_path, "together", where="task_id = 't0'")
     assert (report.scored, report.overtaken) == (2, 1)
-    left = lk.scan("responses").collect()
-    assert len(left) == left["request_id"].n_unique() == 2
-    assert set(left["answer"]) == {str(len("done with t0.0"))}
+    responses = lk.scan("responses").collect()
+    assert len(responses) == responses["request_id"].n_unique() == 2
+    assert set(responses["answer"]) == {str(len("done with t0.0"))}
     for path in Path(lk.uri).rglob("*.parquet"):
         rows = pl.read_parquet(path)
         if path.parent.name != "retractions" and "episode_id" in rows.columns:

@@ -1,4 +1,4 @@
-"""Real processes: a score run that is killed goes on where it was, and two at once show no score twice."""
+"""Real processes: a score run that is killed continues where it was, and two at once show no score twice."""
 
 import os
 import signal
@@ -36,9 +36,9 @@ def stuck(messages, rollout_index, **kwargs):
 """
 
 
-def start(lk: Lake, target: str, *more: str) -> Command:
+def start(lk: Lake, target: str, *extra_options: str) -> Command:
     limits = '{"rows_per_batch": 2}'
-    options = ["--set", "commit_episodes=6", "--set", f"limits={limits}", *more]
+    options = ["--set", "commit_episodes=6", "--set", f"limits={limits}", *extra_options]
     return Command(
         ["score", target, "--lake", lk.uri, *options],
         stdout=subprocess.PIPE,
@@ -61,13 +61,13 @@ def test_a_killed_run_loses_what_was_not_committed_and_nothing_else(lines: int, 
     target = f"{module(tmp_path / 'code', SLOW)}:slow"
     run = start(lk, target)
     assert run.stderr is not None
-    told = [run.stderr.readline() for _ in range(lines)]
+    stderr_lines = [run.stderr.readline() for _ in range(lines)]
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     run.stderr.close()
     assert run.stdout is not None
     run.stdout.close()
-    committed = int(told[-1].partition(" of 60 episodes scored, 0 with errors")[0])
+    committed = int(stderr_lines[-1].partition(" of 60 episodes scored, 0 with errors")[0])
     before = lk.sql("SELECT episode_id, job_id FROM scores WHERE step_index IS NULL")
     assert 6 * lines <= committed <= len(before) < 60
     assert before["job_id"].n_unique() >= lines
@@ -77,8 +77,8 @@ def test_a_killed_run_loses_what_was_not_committed_and_nothing_else(lines: int, 
     assert f"{60 - len(before)} episodes scored" in out
     assert f"{len(before)} were scored before" in out
     one_score_each(lk, 60)
-    kept = lk.sql("SELECT episode_id, job_id FROM scores WHERE step_index IS NULL")
-    assert set(before.rows()) <= set(kept.rows()), "what was committed was not scored again"
+    scores = lk.sql("SELECT episode_id, job_id FROM scores WHERE step_index IS NULL")
+    assert set(before.rows()) <= set(scores.rows()), "what was committed was not scored again"
 
 
 @pytest.mark.slow("a run that is interrupted keeps what it has, as one that is killed does")
@@ -115,8 +115,8 @@ def test_scores_are_committed_by_time_also_where_calls_take_long(name: str, fail
     assert scored[-1] < 60
     rows = lk.sql("SELECT value, error FROM scores")
     assert scored[-1] <= len(rows) < 60
-    known, errors = rows.filter(rows["error"].is_null())["value"], set(rows["error"].drop_nulls())
-    assert known.null_count() == 0
+    values_known, errors = rows.filter(rows["error"].is_null())["value"], set(rows["error"].drop_nulls())
+    assert values_known.null_count() == 0
     assert errors == ({"timeout: it took longer than 1 s"} if failed else set())
 
 
@@ -125,6 +125,6 @@ def test_two_runs_at_once_show_no_score_twice(tmp_path: Path) -> None:
     lk = conversations(tmp_path / "lake", 12, 3, turns=2)
     target = f"{module(tmp_path / 'code', SLOW)}:slow"
     runs = [start(lk, target), start(lk, target)]
-    told = [run.communicate(timeout=120) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], told
+    outputs = [run.communicate(timeout=120) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
     one_score_each(lk, 36)

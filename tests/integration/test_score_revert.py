@@ -31,9 +31,9 @@ def lk(tmp_path: Path) -> Lake:
 
 
 def run(lk: Lake, *args: Any) -> Result:
-    found = CliRunner().invoke(score, [*map(str, args), "--lake", lk.uri], catch_exceptions=False)
-    assert found.exit_code == 0, found.stderr
-    return found
+    command = CliRunner().invoke(score, [*map(str, args), "--lake", lk.uri], catch_exceptions=False)
+    assert command.exit_code == 0, command.stderr
+    return command
 
 
 def version_of(text: str) -> str:
@@ -63,9 +63,9 @@ def test_what_was_scored_last_counts_after_a_revert(lk: Lake, tmp_path: Path) ->
     second = version_of(run(lk, target).stdout)
     assert current(lk, "f") == (second, [-2.0, -2.0, -1.0, -1.0, 0.0, 0.0])
     module(tmp_path / "code", PLUS)
-    told = run(lk, target)
-    assert told.stdout == f"scorer f@{first}\nnothing to do: 6 of 6 episodes have been scored\n"
-    assert told.stderr == f"f@{first} is current again\n"
+    first_report = run(lk, target)
+    assert first_report.stdout == f"scorer f@{first}\nnothing to do: 6 of 6 episodes have been scored\n"
+    assert first_report.stderr == f"f@{first} is current again\n"
     assert current(lk, "f") == (first, [0.0, 0.0, 1.0, 1.0, 2.0, 2.0])
     report = run_credit(lk, find_estimator("dr_grpo")(), score="f")
     assert report.scorer_versions == {"f": first}
@@ -113,9 +113,9 @@ def test_a_reward_goes_back_with_its_definition_and_with_its_components(lk: Lake
     rewarded(1.0)
     rewarded(5.0)
     assert current(lk, "mine")[1] == [5.0] * 6
-    told = rewarded(1.0)
-    assert "6 unchanged" in told.stdout
-    assert told.stderr == f"mine@{version_of(told.stdout).rstrip(':')} is current again\n"
+    report = rewarded(1.0)
+    assert "6 unchanged" in report.stdout
+    assert report.stderr == f"mine@{version_of(report.stdout).rstrip(':')} is current again\n"
     assert current(lk, "mine")[1] == [1.0] * 6
     assert rewarded(1.0).stderr == ""
     in_process(lk, "2", 2.0)

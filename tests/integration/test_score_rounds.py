@@ -1,4 +1,5 @@
-"""Rounds of parts: what others commit meanwhile, functions that a node does not have, and parts whose time is up."""
+"""Rounds of parts: what others commit in the meantime, functions that a node does not have, and parts whose time is
+up."""
 
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -74,7 +75,7 @@ def test_where_no_node_is_strong_enough_nothing_runs_and_each_is_named(
     executor = Rounds()
     weak = [NodeResult(name, name, (None, "no seccomp")) for name in ("left", "right")]
     monkeypatch.setattr(executor, "on_nodes", lambda *_: weak)
-    told = "node left gets no part: no seccomp; node right gets no part: no seccomp"
-    with pytest.raises(SandboxUnavailableError, match=told):
+    message = "node left gets no part: no seccomp; node right gets no part: no seccomp"
+    with pytest.raises(SandboxUnavailableError, match=message):
         run_score(lk, work, executor=executor)
     assert lk.sql("SELECT count(*) FROM jobs WHERE kind = 'score'").item() == 0

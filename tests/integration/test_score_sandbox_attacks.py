@@ -1,4 +1,4 @@
-"""Attacks on whoever runs a reward function: each works in an open process, and none in the sandbox.
+"""Attacks on anyone who runs a reward function: each works in an open process, and none in the sandbox.
 
 As the user who runs the tests and, if that is root, as an ordinary user too. Where the interpreter lies in a folder
 that only root can read, the ordinary user is given the right to read all files, and no other: that makes the open side
@@ -65,14 +65,14 @@ def arena(user: str, level: str) -> dict[str, Any]:
         room.mkdir()
         for path in (folder, room):
             os.chown(path, *((NOBODY, NOBODY) if user == "nobody" else (os.getuid(), os.getgid())))
-        told = environment(**{sandbox_arena.SECRET: "s3cret"})
-        done = subprocess.run([*command, str(room), level], capture_output=True, text=True, check=False, env=told)
+        env = environment(**{sandbox_arena.SECRET: "s3cret"})
+        done = subprocess.run([*command, str(room), level], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["level"] == level
-    assert found["user"] == (NOBODY if user == "nobody" else os.getuid())
-    assert tuple(found["results"]) == NAMES
-    return dict(found)
+    document = json.loads(done.stdout)
+    assert document["level"] == level
+    assert document["user"] == (NOBODY if user == "nobody" else os.getuid())
+    assert tuple(document["results"]) == NAMES
+    return dict(document)
 
 
 def may_read(path: str) -> bool:
@@ -83,12 +83,12 @@ def may_read(path: str) -> bool:
         return False
 
 
-def not_held(found: dict[str, Any]) -> dict[str, Any]:
+def not_held(outcomes: dict[str, Any]) -> dict[str, Any]:
     """Attacks that got something, left something behind, or were not refused with a reason."""
     kinds = {"exception", "memory", "killed"}
     return {
         name: each
-        for name, each in found["results"].items()
+        for name, each in outcomes["results"].items()
         if each["kind"] not in kinds or each["value"] is not None or not each["error"] or each["traces"]
     }
 
@@ -100,13 +100,13 @@ def test_no_attack_is_forgotten() -> None:
 @STRONG
 @pytest.mark.parametrize("user", mostly_slow(["oneself", "nobody"], "oneself"))
 def test_attacks_work_in_the_open_and_not_in_the_sandbox(user: str) -> None:
-    found = arena(user, "strong")
-    refused = {name for name, each in found["results"].items() if "got" not in each["open"]}
+    outcomes = arena(user, "strong")
+    refused = {name for name, each in outcomes["results"].items() if "got" not in each["open"]}
     assert refused == (set() if user == "nobody" or may_read("/etc/shadow") else {"shadow"})
-    assert not_held(found) == {}
-    assert found["peace"] == 1.0, "the sandbox still works"
+    assert not_held(outcomes) == {}
+    assert outcomes["peace"] == 1.0, "the sandbox still works"
     # What the open attacks did was seen, so that no traces of the sandboxed ones says something.
-    traces = {name: each["open_traces"] for name, each in found["results"].items() if each["open_traces"]}
+    traces = {name: each["open_traces"] for name, each in outcomes["results"].items() if each["open_traces"]}
     assert traces == {
         "file write": ["written"],
         "write beside itself": ["rewards/written"],
@@ -125,9 +125,9 @@ def test_attacks_work_in_the_open_and_not_in_the_sandbox(user: str) -> None:
 @BWRAP
 def test_bubblewrap_holds_as_well() -> None:
     """As oneself alone: bubblewrap refuses to run for a user who was given a right."""
-    found = arena("oneself", "bwrap")
-    assert not_held(found) == {}
-    assert found["peace"] == 1.0
+    outcomes = arena("oneself", "bwrap")
+    assert not_held(outcomes) == {}
+    assert outcomes["peace"] == 1.0
 
 
 def at_level(folder: Path, level: str, name: str) -> CallOutcome:

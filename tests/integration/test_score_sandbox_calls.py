@@ -107,12 +107,12 @@ def rewards(tmp_path: Path) -> Path:
     return path
 
 
-def held(path: Path, name: str, mode: Any = "pointwise", **limits: Any) -> Sandbox:
+def make_sandbox(path: Path, name: str, mode: Any = "pointwise", **limits: Any) -> Sandbox:
     return Sandbox(FunctionSource(str(path), name, mode), SandboxLimits(**limits))
 
 
 def values(path: Path, name: str, *calls: Any, mode: Any = "pointwise", **limits: Any) -> list[Any]:
-    with held(path, name, mode, **limits) as sandbox:
+    with make_sandbox(path, name, mode, **limits) as sandbox:
         outcomes = sandbox.call(calls)
     assert [outcome.error for outcome in outcomes] == [None] * len(calls)
     return [outcome.value for outcome in outcomes]
@@ -129,7 +129,7 @@ def test_a_function_is_called_with_what_it_was_given(rewards: Path) -> None:
 
 
 def test_arguments_arrive_as_they_are(rewards: Path) -> None:
-    told = {
+    orders = {
         "messages": MESSAGES,
         "n": 2**63,
         "x": 0.1,
@@ -138,9 +138,9 @@ def test_arguments_arrive_as_they_are(rewards: Path) -> None:
         "text": "\u20ac\x00\n",
         "deep": [[{}]],
     }
-    assert values(rewards, "echo", told, {**told, "more": msgspec.Raw(b'{"a": [1, 2.5]}')}) == [
-        told,
-        {**told, "more": {"a": [1, 2.5]}},
+    assert values(rewards, "echo", orders, {**orders, "more": msgspec.Raw(b'{"a": [1, 2.5]}')}) == [
+        orders,
+        {**orders, "more": {"a": [1, 2.5]}},
     ]
 
 
@@ -151,16 +151,16 @@ def test_a_call_may_spoil_its_arguments_and_no_others(rewards: Path) -> None:
 
 
 def test_arguments_that_are_no_json_object_are_the_calls_fault(rewards: Path) -> None:
-    with held(rewards, "echo") as sandbox:
-        found = sandbox.call([b"{", b"[1]", b"", msgspec.Raw(b'{"a": 1}'), {"a": msgspec.Raw(b"nonsense")}])
-    assert [outcome.kind for outcome in found] == ["invalid", "invalid", "invalid", "ok", "invalid"]
-    assert all("not a JSON object" in str(outcome.error) for outcome in found if outcome.kind == "invalid")
-    with held(rewards, "echo") as sandbox, pytest.raises(UsageError, match="must be JSON data"):
+    with make_sandbox(rewards, "echo") as sandbox:
+        outcomes = sandbox.call([b"{", b"[1]", b"", msgspec.Raw(b'{"a": 1}'), {"a": msgspec.Raw(b"nonsense")}])
+    assert [outcome.kind for outcome in outcomes] == ["invalid", "invalid", "invalid", "ok", "invalid"]
+    assert all("not a JSON object" in str(outcome.error) for outcome in outcomes if outcome.kind == "invalid")
+    with make_sandbox(rewards, "echo") as sandbox, pytest.raises(UsageError, match="must be JSON data"):
         sandbox.call([{"a": object()}])
 
 
 def test_wrong_parameters_are_an_exception_that_names_the_line(rewards: Path) -> None:
-    with held(rewards, "length") as sandbox:
+    with make_sandbox(rewards, "length") as sandbox:
         first, second = sandbox.call([{}, {"messages": []}])
     assert first.error == "TypeError: length() missing 1 required positional argument: 'messages'"
     assert second.error == "IndexError: list index out of range (mine.py, line 10)"
@@ -169,16 +169,16 @@ def test_wrong_parameters_are_an_exception_that_names_the_line(rewards: Path) ->
 @pytest.mark.parametrize("name", mostly_slow(["waited", "sync_over_async", "returns_awaitable"], "waited"))
 def test_async_functions_are_awaited(rewards: Path, name: str) -> None:
     """Without sockets, which asyncio's event loop makes for itself."""
-    found = values(rewards, name, {"messages": []}, {"messages": []})
-    assert found in ([0.75, 0.75], [{"score": 0.75}] * 2)
+    outcomes = values(rewards, name, {"messages": []}, {"messages": []})
+    assert outcomes in ([0.75, 0.75], [{"score": 0.75}] * 2)
 
 
 def test_a_batch_function_returns_one_result_per_rollout(rewards: Path) -> None:
     assert values(rewards, "batch", {"rollouts_messages": [[1], [1, 2]]}, mode="batch") == [[1, 2]]
-    with held(rewards, "no_list", "group") as sandbox:
-        (found,) = sandbox.call([{"rollouts_messages": []}])
-    assert found.kind == "invalid"
-    assert "returns a list" in str(found.error)
+    with make_sandbox(rewards, "no_list", "group") as sandbox:
+        (outcome,) = sandbox.call([{"rollouts_messages": []}])
+    assert outcome.kind == "invalid"
+    assert "returns a list" in str(outcome.error)
 
 
 def test_a_function_is_inspected_without_being_imported_here(rewards: Path) -> None:
@@ -190,10 +190,10 @@ def test_a_function_is_inspected_without_being_imported_here(rewards: Path) -> N
         "requires_network": False,
         "declared": {},
     }
-    found = inspect_function(str(rewards), "batch")
-    assert found["mode"] == "batch"
-    assert found["requires_network"] is True
-    assert found["declared"]["requires"] == ["numpy"]
+    function_info = inspect_function(str(rewards), "batch")
+    assert function_info["mode"] == "batch"
+    assert function_info["requires_network"] is True
+    assert function_info["declared"]["requires"] == ["numpy"]
     assert inspect_function(str(rewards), "waited")["is_async"] is True
     assert inspect_function(str(rewards), "instance")["is_async"] is True
     assert inspect_function(str(rewards), "instance")["parameters"] == ["messages", "strict"]
@@ -207,8 +207,8 @@ def test_an_adapter_of_ours_makes_what_is_called(tmp_path: Path) -> None:
     adapter = "pipelines.score.reward_function:as_reward_function"
     call = {"messages": [{"role": "user", "content": "yes"}], "ground_truth": 1}
     with Sandbox(FunctionSource(str(path), "f", adapter=adapter)) as sandbox:
-        (found,) = sandbox.call([call])
-    assert found.value["score"] == 1.0
+        (outcome,) = sandbox.call([call])
+    assert outcome.value["score"] == 1.0
     with Sandbox(FunctionSource(str(path), "g", adapter=adapter)) as sandbox:
         (refused,) = sandbox.call([call])
     assert refused.kind == "exception"
@@ -230,30 +230,30 @@ def test_an_adapter_of_ours_makes_what_is_called(tmp_path: Path) -> None:
 def test_a_function_that_is_not_there_is_named(rewards: Path, name: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         inspect_function(str(rewards), name)
-    with held(rewards, name) as sandbox:
-        found = sandbox.call([{}, {}])
-    assert [outcome.kind for outcome in found] == ["exception"] * 2
-    assert words.split(" in ", maxsplit=1)[0] in str(found[0].error)
+    with make_sandbox(rewards, name) as sandbox:
+        outcomes = sandbox.call([{}, {}])
+    assert [outcome.kind for outcome in outcomes] == ["exception"] * 2
+    assert words.split(" in ", maxsplit=1)[0] in str(outcomes[0].error)
 
 
 def test_a_function_sees_a_bare_environment(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "secret")
-    (found,) = values(rewards, "where", {}, environment={"GIVEN": "yes"})
-    assert found["environment"]["GIVEN"] == "yes"
-    assert found["environment"]["PYTHONHASHSEED"] == "0"
-    assert "API_KEY" not in found["environment"]
-    assert "PATH" not in found["environment"]
-    assert (found["folder"], found["stdin"], found["argv"], found["threads"]) == ("/", "", [], 1)
-    assert found["helpers"] == str(rewards.parent / "helpers.py")
-    assert found["pid"] != os.getpid()
+    (outcome,) = values(rewards, "where", {}, environment={"GIVEN": "yes"})
+    assert outcome["environment"]["GIVEN"] == "yes"
+    assert outcome["environment"]["PYTHONHASHSEED"] == "0"
+    assert "API_KEY" not in outcome["environment"]
+    assert "PATH" not in outcome["environment"]
+    assert (outcome["folder"], outcome["stdin"], outcome["argv"], outcome["threads"]) == ("/", "", [], 1)
+    assert outcome["helpers"] == str(rewards.parent / "helpers.py")
+    assert outcome["pid"] != os.getpid()
 
 
 def test_installed_packages_and_files_beside_the_module_can_be_used(rewards: Path) -> None:
     """Packages that start threads on import too: they are imported behind the lock."""
     assert values(rewards, "packages", {}) == [{"score": 8.0}]
-    (found,) = values(rewards, "data", {})
-    assert found["text"] == "known"
-    assert "data.txt" in found["names"]
+    (outcome,) = values(rewards, "data", {})
+    assert outcome["text"] == "known"
+    assert "data.txt" in outcome["names"]
 
 
 def test_a_function_that_lies_where_it_would_see_too_much_is_refused(
@@ -265,7 +265,7 @@ def test_a_function_that_lies_where_it_would_see_too_much_is_refused(
     for folder in (home, home.parent):
         (folder / "f.py").write_text("def f(**_): return 1.0")
         with pytest.raises(UsageError, match="a separate folder"):
-            held(folder / "f.py", "f")
+            make_sandbox(folder / "f.py", "f")
     (home / "rewards").mkdir()
     (home / "rewards" / "f.py").write_text("def f(**_): return 1.0")
     assert values(home / "rewards" / "f.py", "f", {}) == [1.0]
@@ -275,7 +275,7 @@ def test_a_file_that_is_no_module_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for name in ("absent.py", "notes.txt", "."):
         with pytest.raises(UsageError, match="Python file"):
-            held(tmp_path / name, "f")
+            make_sandbox(tmp_path / name, "f")
 
 
 def test_a_module_may_be_called_like_one_of_the_standard_library(tmp_path: Path) -> None:
@@ -290,9 +290,9 @@ def test_workers_are_replaced_after_so_many_calls(rewards: Path) -> None:
 
 
 def test_calls_keep_their_order_among_several_workers(rewards: Path) -> None:
-    with held(rewards, "echo", workers=3, rows_per_batch=4) as sandbox:
-        found = sandbox.call([{"n": n} for n in range(50)])
-        assert [outcome.value for outcome in found] == [{"n": n} for n in range(50)]
+    with make_sandbox(rewards, "echo", workers=3, rows_per_batch=4) as sandbox:
+        outcomes = sandbox.call([{"n": n} for n in range(50)])
+        assert [outcome.value for outcome in outcomes] == [{"n": n} for n in range(50)]
         batches = [[{"n": (size, n)} for n in range(size)] for size in (0, 1, 9, 4, 0, 30, 2)]
         mapped = list(sandbox.map(iter(batches)))
     assert [[outcome.value["n"] for outcome in batch] for batch in mapped] == [
@@ -301,24 +301,24 @@ def test_calls_keep_their_order_among_several_workers(rewards: Path) -> None:
 
 
 def test_several_workers_work_at_the_same_time(rewards: Path) -> None:
-    with held(rewards, "where", workers=2, rows_per_batch=1) as sandbox:
+    with make_sandbox(rewards, "where", workers=2, rows_per_batch=1) as sandbox:
         pids = {batch[0].value["pid"] for batch in sandbox.map([[{}]] * 40)}
     assert len(pids) == 2
 
 
 def test_map_reads_ahead_but_not_everything(rewards: Path) -> None:
-    taken = []
+    numbers = []
 
     def batches() -> Iterator[list[dict[str, Any]]]:
         for number in range(1000):
-            taken.append(number)
+            numbers.append(number)
             yield [{"n": number}]
 
-    with held(rewards, "echo") as sandbox:
+    with make_sandbox(rewards, "echo") as sandbox:
         for number, outcomes in enumerate(sandbox.map(batches())):
             assert outcomes[0].value == {"n": number}
-            assert number < len(taken) <= number + 5
-    assert len(taken) == 1000
+            assert number < len(numbers) <= number + 5
+    assert len(numbers) == 1000
 
 
 def test_a_slow_batch_is_not_late_if_each_call_is_in_time(rewards: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_slow_batch_is_not_late_if_each_call_is_in_time(rewards: Path) -> None
 
 
 def test_seconds_of_each_call_are_told(rewards: Path) -> None:
-    with held(rewards, "slow") as sandbox:
+    with make_sandbox(rewards, "slow") as sandbox:
         quick, slow = sandbox.call([{"seconds": 0.0}, {"seconds": 0.2}])
     assert quick.seconds >= 0
     assert slow.seconds >= 0.2
@@ -342,7 +342,7 @@ def test_nothing_starts_before_the_first_call_and_nothing_stays(rewards: Path, m
             workers.append(self)
 
     monkeypatch.setattr(worker_process, "Worker", Counted)
-    with held(rewards, "echo", workers=3) as sandbox:
+    with make_sandbox(rewards, "echo", workers=3) as sandbox:
         assert sandbox.call([]) == []
         assert list(sandbox.map([])) == []
         assert workers == []
@@ -354,12 +354,12 @@ def test_nothing_starts_before_the_first_call_and_nothing_stays(rewards: Path, m
 
 def test_a_worker_that_is_killed_from_outside_is_replaced(rewards: Path) -> None:
     """By a person, or by a system that wants memory: no call is blamed for it."""
-    with held(rewards, "where") as sandbox:
+    with make_sandbox(rewards, "where") as sandbox:
         (first,) = sandbox.call([{}])
         os.kill(first.value["pid"], signal.SIGKILL)
-        found = sandbox.call([{}] * 5)
-    assert [outcome.kind for outcome in found] == ["ok"] * 5
-    assert first.value["pid"] not in {outcome.value["pid"] for outcome in found}
+        outcomes = sandbox.call([{}] * 5)
+    assert [outcome.kind for outcome in outcomes] == ["ok"] * 5
+    assert first.value["pid"] not in {outcome.value["pid"] for outcome in outcomes}
 
 
 def test_a_folder_with_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,11 +367,11 @@ def test_a_folder_with_very_many_files_is_refused(tmp_path: Path, monkeypatch: p
     for name in "abcd":
         (tmp_path / f"{name}.py").touch()
     with pytest.raises(UsageError, match=r"holds 4 files .*a separate folder"):
-        held(tmp_path / "a.py", "f")
+        make_sandbox(tmp_path / "a.py", "f")
 
 
 def test_closing_ends_calls_that_are_under_way(rewards: Path) -> None:
-    sandbox = held(rewards, "slow", seconds_per_row=60.0)
+    sandbox = make_sandbox(rewards, "slow", seconds_per_row=60.0)
     caught: list[BaseException] = []
 
     def ask() -> None:
@@ -411,12 +411,12 @@ def test_the_trusted_level_lets_the_network_through(tmp_path: Path) -> None:
     )
     for name in "fg":
         assert values(path, name, {}, max_level="none", min_level="none") == [1.0]
-        with held(path, name) as sandbox:
+        with make_sandbox(path, name) as sandbox:
             assert sandbox.call([{}])[0].kind == "exception"
 
 
 def test_a_lake_beside_the_function_or_one_folder_deeper_cannot_be_read(tmp_path: Path) -> None:
-    """It holds the answers, and what became of the siblings."""
+    """It holds the answers, and the outcome of the siblings."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "words.txt").write_text("known")
     lakes = [tmp_path / "L", tmp_path / "data" / "L"]

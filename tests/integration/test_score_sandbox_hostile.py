@@ -1,6 +1,6 @@
 """Hostile reward functions: each spoils its own call and no other, and never the parent.
 
-Every deed stands between good calls in one batch. The good ones are scored, in order, whatever happens.
+Every deed stands between good calls in one batch. The good ones are scored, in order, no matter what happens.
 """
 
 import json
@@ -99,15 +99,15 @@ def workers_started(monkeypatch: pytest.MonkeyPatch) -> list[worker_process.Work
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """For the deeds that end by themselves, one after the other."""
-    with sandbox(tmp_path_factory.mktemp("quick"), seconds_per_row=30.0) as held:
-        yield held
+    with sandbox(tmp_path_factory.mktemp("quick"), seconds_per_row=30.0) as open_sandbox:
+        yield open_sandbox
 
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """For those that take longer than they may."""
-    with sandbox(tmp_path_factory.mktemp("late")) as held:
-        yield held
+    with sandbox(tmp_path_factory.mktemp("late")) as open_sandbox:
+        yield open_sandbox
 
 
 ALIKE = {
@@ -128,24 +128,24 @@ ALIKE = {
     "recursion",
     "interrupt",
 }
-"""Deeds that are told like another one."""
+"""Deeds with the report of another one."""
 
 
 @pytest.mark.parametrize("deed", mostly_slow(DEEDS, *(deed for deed in DEEDS if deed not in ALIKE)))
 def test_a_hostile_call_spoils_itself_alone(quick: Sandbox, late: Sandbox, deed: str) -> None:
-    held = late if DEEDS[deed][0] == "timeout" else quick
-    first, spoiled, last = held.call([good(1.0), bad(deed), good(2.0)])
+    open_sandbox = late if DEEDS[deed][0] == "timeout" else quick
+    first, spoiled, last = open_sandbox.call([good(1.0), bad(deed), good(2.0)])
     assert (first.kind, first.value, first.error) == ("ok", 1.0, None)
     assert (last.kind, last.value, last.error) == ("ok", 2.0, None)
-    kind, what = DEEDS[deed]
+    kind, detail = DEEDS[deed]
     assert spoiled.kind == kind, spoiled
     if kind == "ok":
-        assert spoiled.value == what
+        assert spoiled.value == detail
         assert spoiled.error is None
     else:
         assert spoiled.value is None
         assert spoiled.error is not None
-        assert str(what) in spoiled.error
+        assert str(detail) in spoiled.error
         assert len(spoiled.error) <= 2_500
 
 
@@ -153,8 +153,8 @@ def test_a_hostile_call_spoils_itself_alone(quick: Sandbox, late: Sandbox, deed:
 def aftermath(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[CallOutcome]]:
     """Each call that leaves something behind, and two that take long enough to notice; one sandbox for all."""
     deeds = [*sandbox_hostile.LEFT_BEHIND, *sandbox_hostile.OWN_FAULT]
-    with sandbox(tmp_path_factory.mktemp("aftermath"), seconds_per_row=10.0) as held:
-        return {deed: held.call([bad(deed), bad("patient 1"), bad("patient 2")]) for deed in deeds}
+    with sandbox(tmp_path_factory.mktemp("aftermath"), seconds_per_row=10.0) as open_sandbox:
+        return {deed: open_sandbox.call([bad(deed), bad("patient 1"), bad("patient 2")]) for deed in deeds}
 
 
 @pytest.mark.parametrize("deed", sandbox_hostile.LEFT_BEHIND)
@@ -164,19 +164,25 @@ def test_what_a_call_leaves_behind_spoils_no_other(aftermath: dict[str, list[Cal
 
 @pytest.mark.parametrize("deed", sandbox_hostile.OWN_FAULT)
 def test_what_a_call_sets_off_at_the_last_moment_is_its_own(aftermath: dict[str, list[CallOutcome]], deed: str) -> None:
-    spoiled, *others = aftermath[deed]
+    spoiled, *rest = aftermath[deed]
     assert (spoiled.kind, "_LateError" in str(spoiled.error)) == ("exception", True), spoiled
-    assert [(each.value, each.error) for each in others] == [(1.0, None), (2.0, None)]
+    assert [(each.value, each.error) for each in rest] == [(1.0, None), (2.0, None)]
 
 
 def test_a_thread_costs_a_worker_and_a_timer_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = workers_started(monkeypatch)
-    with sandbox(tmp_path) as held:
-        assert [each.value for each in held.call([bad("alarm"), bad("task"), bad("executor of the loop")])] == [5.0] * 3
+    with sandbox(tmp_path) as open_sandbox:
+        assert [each.value for each in open_sandbox.call([bad("alarm"), bad("task"), bad("executor of the loop")])] == [
+            5.0
+        ] * 3
         assert len(started) == 1
-        assert [each.value for each in held.call([good(1.0), bad("thread that sleeps"), good(2.0)])] == [1.0, 5.0, 2.0]
-        assert held.call([bad("thread that sleeps")])[0].value == 5.0
-        assert held.call([good(3.0)])[0].value == 3.0
+        assert [each.value for each in open_sandbox.call([good(1.0), bad("thread that sleeps"), good(2.0)])] == [
+            1.0,
+            5.0,
+            2.0,
+        ]
+        assert open_sandbox.call([bad("thread that sleeps")])[0].value == 5.0
+        assert open_sandbox.call([good(3.0)])[0].value == 3.0
     assert len(started) == 3
 
 
@@ -186,11 +192,11 @@ def test_a_worker_is_replaced_before_it_has_used_up_its_processor_time(
     """The limit is the kernel's, for a worker whose parent no longer keeps the time."""
     started = workers_started(monkeypatch)
     monkeypatch.setattr(launch, "_RENEWAL_SECONDS", 0.0)
-    with sandbox(tmp_path, seconds_per_row=0.2, rows_per_batch=1) as held:
-        assert [each.value for each in held.call([bad("patient 1")] * 5)] == [1.0] * 5
+    with sandbox(tmp_path, seconds_per_row=0.2, rows_per_batch=1) as open_sandbox:
+        assert [each.value for each in open_sandbox.call([bad("patient 1")] * 5)] == [1.0] * 5
         assert 2 <= len(started) <= 5
-        told = started[0]._launch.orders
-    assert 30 < json.loads(told[8:])["policy"]["cpu_seconds"] <= 31 * (os.cpu_count() or 1) + 1
+        orders = started[0]._launch.orders
+    assert 30 < json.loads(orders[8:])["policy"]["cpu_seconds"] <= 31 * (os.cpu_count() or 1) + 1
 
 
 def test_no_deed_is_forgotten() -> None:
@@ -198,52 +204,56 @@ def test_no_deed_is_forgotten() -> None:
 
 
 def test_a_stack_that_grows_without_limit_ends_its_worker_or_its_memory(tmp_path: Path) -> None:
-    with sandbox(tmp_path, seconds_per_row=20.0, memory_mb=256) as held:
-        first, spoiled, last = held.call([good(1.0), bad("recursion without limit"), good(2.0)])
+    with sandbox(tmp_path, seconds_per_row=20.0, memory_mb=256) as open_sandbox:
+        first, spoiled, last = open_sandbox.call([good(1.0), bad("recursion without limit"), good(2.0)])
     assert spoiled.kind in {"killed", "memory", "exception"}, spoiled
     assert (first.value, last.value) == (1.0, 2.0)
 
 
 def test_a_function_can_lie_about_its_own_rewards_and_nothing_else(tmp_path: Path) -> None:
     """It has replaced the code of its worker: the scores may be anything, but they are scores, and all are there."""
-    with sandbox(tmp_path) as held:
-        found = held.call([good(1.0), bad("patch"), good(2.0), good(3.0)])
-        assert len(found) == 4
-        assert {each.kind for each in found} <= {"ok", "exception", "invalid", "killed", "timeout"}
-    with sandbox(tmp_path) as other:
-        assert [each.value for each in other.call([good(1.0), good(2.0)])] == [1.0, 2.0]
+    with sandbox(tmp_path) as open_sandbox:
+        outcomes = open_sandbox.call([good(1.0), bad("patch"), good(2.0), good(3.0)])
+        assert len(outcomes) == 4
+        assert {each.kind for each in outcomes} <= {"ok", "exception", "invalid", "killed", "timeout"}
+    with sandbox(tmp_path) as other_sandbox:
+        assert [each.value for each in other_sandbox.call([good(1.0), good(2.0)])] == [1.0, 2.0]
 
 
 def test_a_perfect_forgery_is_held_to_the_rules_of_values(tmp_path: Path) -> None:
     """It speaks for another call of the same function, and may cost one its answer: these are its own rewards."""
-    with sandbox(tmp_path) as held:
-        found = held.call([good(1.0), bad("forged nan"), good(2.0)])
-        assert [each.kind for each in held.call([good(3.0)])] == ["ok"]
-    assert found[0].kind == "invalid"
-    assert "returned nan" in str(found[0].error)
-    assert len(found) == 3
-    assert {each.kind for each in found} <= {"ok", "invalid", "timeout"}
+    with sandbox(tmp_path) as open_sandbox:
+        outcomes = open_sandbox.call([good(1.0), bad("forged nan"), good(2.0)])
+        assert [each.kind for each in open_sandbox.call([good(3.0)])] == ["ok"]
+    assert outcomes[0].kind == "invalid"
+    assert "returned nan" in str(outcomes[0].error)
+    assert len(outcomes) == 3
+    assert {each.kind for each in outcomes} <= {"ok", "invalid", "timeout"}
 
 
 def test_memory_of_earlier_calls_is_not_held_against_a_later_one(tmp_path: Path) -> None:
     """Forty MiB per call stay behind, and a worker has 256: workers are replaced, no call fails."""
-    with sandbox(tmp_path, memory_mb=256, seconds_per_row=10.0) as held:
-        assert [each.kind for each in held.call([bad("hoard")] * 8)] == ["ok"] * 8
+    with sandbox(tmp_path, memory_mb=256, seconds_per_row=10.0) as open_sandbox:
+        assert [each.kind for each in open_sandbox.call([bad("hoard")] * 8)] == ["ok"] * 8
 
 
 def test_prints_are_kept_apart_and_bounded(tmp_path: Path) -> None:
-    with sandbox(tmp_path) as held:
-        assert [each.value for each in held.call([bad("print"), bad("garbage on stdout"), good(1.0)])] == [5.0, 5.0, 1]
-        assert 0 < len(held.printed) <= worker_process.PRINTED_BYTES
+    with sandbox(tmp_path) as open_sandbox:
+        assert [each.value for each in open_sandbox.call([bad("print"), bad("garbage on stdout"), good(1.0)])] == [
+            5.0,
+            5.0,
+            1,
+        ]
+        assert 0 < len(open_sandbox.printed) <= worker_process.PRINTED_BYTES
 
 
 def test_a_failing_call_costs_one_more_worker_than_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = workers_started(monkeypatch)
     calls = [good(float(number)) for number in range(30)]
     calls[17] = bad("hard exit")
-    with sandbox(tmp_path) as held:
-        found = held.call(calls)
-    assert [each.value for each in found] == [None if n == 17 else float(n) for n in range(30)]
+    with sandbox(tmp_path) as open_sandbox:
+        outcomes = open_sandbox.call(calls)
+    assert [each.value for each in outcomes] == [None if n == 17 else float(n) for n in range(30)]
     # The first dies with the batch, the second answers up to the culprit and dies, the third shows it to be the
     # culprit, and the fourth answers the rest.
     assert len(started) == 4
@@ -273,10 +283,10 @@ def test_a_worker_that_dies_at_import_is_not_started_for_ever(
     path = tmp_path / f"{name}.py"
     path.write_text(body)
     limits = SandboxLimits(start_seconds=0.5 if name == "hangs" else 30, rows_per_batch=2)
-    with Sandbox(FunctionSource(str(path), "f"), limits) as held:
-        found = held.call([good(1.0)] * 9)
-    assert [each.kind for each in found] == [kind] * 9, name
-    assert {each.error for each in found} == {found[0].error}
-    assert words in str(found[0].error)
-    assert str(found[0].error).startswith("`f` cannot be loaded: ")
+    with Sandbox(FunctionSource(str(path), "f"), limits) as open_sandbox:
+        outcomes = open_sandbox.call([good(1.0)] * 9)
+    assert [each.kind for each in outcomes] == [kind] * 9, name
+    assert {each.error for each in outcomes} == {outcomes[0].error}
+    assert words in str(outcomes[0].error)
+    assert str(outcomes[0].error).startswith("`f` cannot be loaded: ")
     assert len(started) == most, name

@@ -1,4 +1,5 @@
-"""A worker that is no worker: whatever a process sends, prints or leaves undone, the parent ends it in good order."""
+"""A worker that is no worker: no matter what a process sends, prints or leaves undone, the parent ends it in good
+order."""
 
 import dataclasses
 import sys
@@ -42,20 +43,20 @@ HELLO = "reply(sequence, 0, 0, b'{}')\nsequence, count = request()\n"
 
 def worker(code: str, **limits: float) -> Worker:
     """A process that runs this instead of the worker's code, with no lock and no orders to lock."""
-    told = SandboxLimits(**{"seconds_per_row": 0.5, "start_seconds": 20.0, **limits})  # type: ignore[arg-type]
+    limits_used = SandboxLimits(**{"seconds_per_row": 0.5, "start_seconds": 20.0, **limits})  # type: ignore[arg-type]
     command = (sys.executable, "-c", PREFACE + textwrap.dedent(code))
-    return Worker(Launch("none", command, {}, b"", FunctionSource("f.py", "f"), told))
+    return Worker(Launch("none", command, {}, b"", FunctionSource("f.py", "f"), limits_used))
 
 
 def ask(code: str, calls: int = 3) -> tuple[list[object], Death | None]:
     """What the parent makes of a process that says hello and then runs the code."""
-    held = worker(HELLO + code)
+    process = worker(HELLO + code)
     try:
-        assert held.start() is None
-        found, death = held.ask([b"{}"] * calls)
-        return [outcome.value for outcome in found], death
+        assert process.start() is None
+        outcomes, death = process.ask([b"{}"] * calls)
+        return [outcome.value for outcome in outcomes], death
     finally:
-        held.close()
+        process.close()
 
 
 def test_an_honest_process_is_understood_whole_or_in_parts() -> None:
@@ -120,22 +121,22 @@ def test_a_drip_of_bytes_does_not_stop_the_clock() -> None:
 
 
 def test_a_process_may_print_without_end_and_still_answer() -> None:
-    held = worker(HELLO + "os.write(2, b'y' * 5_000_000); reply(sequence, 0, 1, rows(one())); request()")
-    assert held.start() is None
-    outcomes, death = held.ask([b"{}"])
-    held.close()
+    process = worker(HELLO + "os.write(2, b'y' * 5_000_000); reply(sequence, 0, 1, rows(one())); request()")
+    assert process.start() is None
+    outcomes, death = process.ask([b"{}"])
+    process.close()
     assert death is None
     assert outcomes[0].value == 1.0
-    assert held.printed == b"y" * PRINTED_BYTES
+    assert process.printed == b"y" * PRINTED_BYTES
 
 
 def test_a_reply_that_comes_before_the_request_was_read_ends_it() -> None:
     """Else the rest of one request would be read as the next."""
     code = "sequence, count, _ = struct.unpack('=QII', read(16)); reply(sequence, 0, 3, rows(one(), one(), one()))"
-    held = worker("reply(sequence, 0, 0, b'{}')\n" + code + "; time.sleep(60)")
-    assert held.start() is None
-    _, death = held.ask([b'{"a": "' + b"x" * 3_000_000 + b'"}'] * 3)
-    held.close()
+    process = worker("reply(sequence, 0, 0, b'{}')\n" + code + "; time.sleep(60)")
+    assert process.start() is None
+    _, death = process.ask([b'{"a": "' + b"x" * 3_000_000 + b'"}'] * 3)
+    process.close()
     assert isinstance(death, Death)
     assert death.kind == "invalid"
     assert "had not read" in str(death)
@@ -150,9 +151,9 @@ for _ in range(40):
 while True:
     os.write(2, b"busy" * 1000)
 """
-    held = worker(HELLO + code, seconds_per_row=30.0, max_threads=20)
-    assert held.start() is None
-    _, death = held.ask([b"{}"])
+    process = worker(HELLO + code, seconds_per_row=30.0, max_threads=20)
+    assert process.start() is None
+    _, death = process.ask([b"{}"])
     assert death is not None
     assert death.kind == "killed"
     assert death.reason.endswith("threads; it may have 20 (max_threads)")
@@ -161,11 +162,11 @@ while True:
 def test_bytes_that_nobody_asked_for_end_it() -> None:
     """They may arrive with the reply, or later; then they are found when the next request is made or answered."""
     code = "reply(sequence, 0, 1, rows(one())); os.write(1, b'more' * 10); request(); request()"
-    held = worker(HELLO + code)
-    assert held.start() is None
-    first, _ = held.ask([b"{}"])
-    _, death = held.ask([b"{}"])
-    held.close()
+    process = worker(HELLO + code)
+    assert process.start() is None
+    first, _ = process.ask([b"{}"])
+    _, death = process.ask([b"{}"])
+    process.close()
     assert first[0].value == 1.0
     assert death is not None
     assert death.kind == "invalid"
@@ -183,8 +184,8 @@ def test_bytes_that_nobody_asked_for_end_it() -> None:
     ],
 )
 def test_a_process_that_does_not_say_hello_is_ended(code: str, kind: str, words: str) -> None:
-    held = worker(code)
-    death = held.start()
+    process = worker(code)
+    death = process.start()
     assert death is not None
     assert death.kind == kind
     assert words in death.reason
@@ -192,10 +193,10 @@ def test_a_process_that_does_not_say_hello_is_ended(code: str, kind: str, words:
 
 def test_a_request_larger_than_any_pipe_arrives() -> None:
     code = "reply(sequence, 0, count, rows(*[one()] * count)); request()"
-    held = worker(HELLO + code, seconds_per_row=20.0)
-    assert held.start() is None
-    outcomes, death = held.ask([b'{"a": "' + b"x" * 3_000_000 + b'"}'] * 4)
-    held.close()
+    process = worker(HELLO + code, seconds_per_row=20.0)
+    assert process.start() is None
+    outcomes, death = process.ask([b'{"a": "' + b"x" * 3_000_000 + b'"}'] * 4)
+    process.close()
     assert death is None
     assert len(outcomes) == 4
 
@@ -215,9 +216,9 @@ def test_a_request_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "request"
     file.write_bytes(frames.pack_request(2**64 - 1, calls) + b"rest")
     with file.open("rb") as opened:
-        sequence, found = frames.read_request(opened.fileno())
+        sequence, request = frames.read_request(opened.fileno())
         assert sequence == 2**64 - 1
-        assert [bytes(call) for call in found] == calls
+        assert [bytes(call) for call in request] == calls
         assert opened.read() == b"rest"
         with pytest.raises(EOFError):
             frames.read_exactly(opened.fileno(), 1)

@@ -1,4 +1,4 @@
-"""Workers die with their parent, whatever they do against it: the parent is killed, and nothing of it is left."""
+"""Workers die with their parent, no matter what they do against it: the parent is killed, and nothing of it is left."""
 
 import os
 import signal
@@ -94,7 +94,7 @@ def is_ready(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; not if nobody has asked for its exit status yet."""
+    """Whether a process runs; not if no one has asked for its exit status yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -114,7 +114,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(path)], env=environment())
     workers: list[int] = []
     try:
-        assert waited_for(lambda: len(found := children(parent.pid)) == 4 and all(map(is_ready, found)))
+        assert waited_for(lambda: len(workers := children(parent.pid)) == 4 and all(map(is_ready, workers)))
         workers = children(parent.pid)
         parent.kill()
         parent.wait()
@@ -127,7 +127,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_process_whose_parent_died_before_the_lock_runs_nothing() -> None:
-    """It is told by what it writes to: nobody reads there any more."""
+    """It sees by what it writes to that no one reads there any more."""
     orders = isolation.encode_orders("this", isolation.LockPolicy(read=isolation.list_runtime_folders()), {})
     for alive in (True, False):
         reader, writer = os.pipe()
@@ -136,8 +136,8 @@ def test_a_process_whose_parent_died_before_the_lock_runs_nothing() -> None:
         os.close(writer)
         if not alive:
             os.close(reader)
-        _, said = process.communicate(orders)
-        assert (process.returncode, said) == (0 if alive else isolation.EXIT_NOT_LOCKED, b"")
+        _, stderr = process.communicate(orders)
+        assert (process.returncode, stderr) == (0 if alive else isolation.EXIT_NOT_LOCKED, b"")
         if alive:
             with os.fdopen(reader, "rb") as heard:
                 assert b"Zen of Python" in heard.read()

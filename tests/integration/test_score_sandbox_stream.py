@@ -1,4 +1,5 @@
-"""Outcomes as they come: none is lost, none is told twice, and a slow or hanging call holds up nothing but itself."""
+"""Outcomes as they come: none is lost, none is reported twice, and a slow or hanging call holds up nothing but
+itself."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,14 +50,14 @@ def calls(words: list[str]) -> list[tuple[int, dict[str, Any]]]:
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES)
 def test_what_comes_is_what_a_call_gives(function: FunctionSource, words: list[str], rows: int) -> None:
     limits = SandboxLimits(seconds_per_row=0.5, rows_per_batch=rows)
-    given = calls(words)
+    requests = calls(words)
     with Sandbox(function, limits) as sandbox:
-        pieces = [pair for piece in sandbox.stream([given[:2], [], given[2:]]) for pair in piece]
+        pieces = [pair for piece in sandbox.stream([requests[:2], [], requests[2:]]) for pair in piece]
     with Sandbox(function, limits) as sandbox:
-        expected = sandbox.call([call for _, call in given])
+        expected = sandbox.call([call for _, call in requests])
     assert [mark for mark, _ in pieces] == list(range(len(words)))
-    assert [(found.kind, found.value, found.error) for _, found in pieces] == [
-        (found.kind, found.value, found.error) for found in expected
+    assert [(outcome.kind, outcome.value, outcome.error) for _, outcome in pieces] == [
+        (outcome.kind, outcome.value, outcome.error) for outcome in expected
     ]
 
 
@@ -87,19 +88,19 @@ def test_a_hanging_call_does_not_hold_up_those_of_other_workers(function: Functi
 
 
 def test_it_reads_ahead_but_not_everything(function: FunctionSource) -> None:
-    taken = []
+    outcomes = []
 
     def batches() -> Iterator[list[tuple[int, dict[str, Any]]]]:
         for call in calls(["ok"] * 300):
-            taken.append(call)
+            outcomes.append(call)
             yield [call]
 
-    told = 0
+    n_told = 0
     with Sandbox(function, SandboxLimits()) as sandbox:
         for piece in sandbox.stream(batches()):
-            told += len(piece)
-            assert len(taken) <= told + 5
-    assert told == 300
+            n_told += len(piece)
+            assert len(outcomes) <= n_told + 5
+    assert n_told == 300
 
 
 def test_of_no_calls_nothing_comes(function: FunctionSource) -> None:

@@ -1,8 +1,8 @@
 """A real vLLM on the CPU serves the demo's policy; `trajlake collect` plays 256 episodes of the house with it.
 
-Meanwhile weights are pushed three times, and the engine is killed (kill -9) and started again. Every sampled token
-carries the version of the weights that made it: under these, transformers gives it the log-probability that the engine
-recorded. PPO then trains on what was collected. Minutes; the engine's environment is made once per machine.
+In the meantime weights are pushed three times, and the engine is killed (kill -9) and started again. Every sampled
+token carries the version of the weights that made it: under these, transformers gives it the log-probability that the
+engine recorded. PPO then trains on what was collected. Minutes; the engine's environment is made once per machine.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from trainer.sync.targets import ProbeConfig, SyncTargets, Weights, draw_random_
 EPISODES, GROUPS, SIBLINGS = 256, 32, 8
 
 
-def came_back(said: list[str], *processes: subprocess.Popen[str]) -> None:
+def came_back(lines: list[str], *processes: subprocess.Popen[str]) -> None:
     """Until the fleet has said that the engine has its weights again."""
-    wait_for(lambda: any("came back, version 3 again" in line for line in said), "the engine's return", *processes)
+    wait_for(lambda: any("came back, version 3 again" in line for line in lines), "the engine's return", *processes)
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Version -> weights."""
     root = tmp_path_factory.mktemp("demo")
     warm = warm_policy(root)
-    others = {version: near(warm, root / f"near{version}", version) for version in (2, 3, 4)}
-    for version, folder in others.items():
+    folders = {version: near(warm, root / f"near{version}", version) for version in (2, 3, 4)}
+    for version, folder in folders.items():
         write_model(folder, root / f"w{version}", tied=True)
-    return {1: warm} | {version: root / f"w{version}" for version in others}
+    return {1: warm} | {version: root / f"w{version}" for version in folders}
 
 
 @pytest.mark.slow
@@ -61,10 +61,10 @@ def test_collecting_while_weights_are_pushed_and_the_engine_dies(tmp_path: Path,
 
             async def train() -> None:
                 """What a trainer does: it pushes its weights now and then, and looks after the engine all the time."""
-                said: list[str] = []
+                lines: list[str] = []
                 fleet = SyncTargets([connect_engine(url)])
                 async with asyncio.TaskGroup() as group:
-                    watching = group.create_task(fleet.watch(said.append))
+                    watching = group.create_task(fleet.watch(lines.append))
                     for version in (2, 3, 4):
                         await asyncio.to_thread(wait_for_tokens, url, collecting.process)
                         done = await fleet.deliver(
@@ -75,7 +75,7 @@ def test_collecting_while_weights_are_pushed_and_the_engine_dies(tmp_path: Path,
                         if version == 3:
                             await asyncio.to_thread(engine.kill_engine)
                             again = stack.enter_context(running(tmp_path, "serve-again", *serve, port))
-                            await asyncio.to_thread(came_back, said, again.process, collecting.process)
+                            await asyncio.to_thread(came_back, lines, again.process, collecting.process)
                     watching.cancel()
                 await fleet.engines[0].close()
 
@@ -91,17 +91,17 @@ def check_lake(uri: str, folders: dict[int, Path]) -> None:
     statuses = lk.sql("SELECT status FROM episodes")["status"].to_list()
     assert len(statuses) == EPISODES
     assert set(statuses) <= {"completed", "truncated"}
-    found, mixed = differences(uri, folders)
-    for version, values in sorted(found.items()):
+    wrong, mixed = differences(uri, folders)
+    for version, values in sorted(wrong.items()):
         print(f"version {version}: {len(values)} tokens, |d| max {max(values):.2g}, mean {np.mean(values):.2g}")
     print(f"episodes of several versions: {mixed}")
-    assert set(found) == {1, 2, 3, 4}
-    assert max(max(values) for values in found.values()) <= TOLERANCE
+    assert set(wrong) == {1, 2, 3, 4}
+    assert max(max(values) for values in wrong.values()) <= TOLERANCE
     assert mixed
 
 
 def check_training(uri: str, model: Path, out: Path) -> None:
     trajlake("credit", "gigpo", "--lake", uri)
-    said = trajlake("train", "--lake", uri, "--model", model, "--loss", "ppo", "--out", out, "--lr", "1e-4")
-    assert re.search(r"\b[1-9]\d* optimizer steps", said), said
+    printed = trajlake("train", "--lake", uri, "--model", model, "--loss", "ppo", "--out", out, "--lr", "1e-4")
+    assert re.search(r"\b[1-9]\d* optimizer steps", printed), printed
     assert (out / "final" / "model.safetensors").is_file()

@@ -20,19 +20,19 @@ ROUND += ["/finish_weight_update", "/reset_prefix_cache", "/resume"]
 def test_vllms_trainer_side_sends_every_parameter_once_to_all_servers() -> None:
     root = Path(__file__).parents[2]
     with weight_transfer_server(2) as first, weight_transfer_server(1) as second:
-        said = said_by(vllm_python(), "vllm_transfer", sysconfig.get_path("purelib"), root, first.url, second.url)
-    assert said["errors"] == []
+        printed = said_by(vllm_python(), "vllm_transfer", sysconfig.get_path("purelib"), root, first.url, second.url)
+    assert printed["errors"] == []
     for server, offset in ((first, 1), (second, 3)):
         assert server.paths == ROUND
         bodies = dict(server.asked)
-        told = bodies["/init_weight_transfer_engine"]["init_info"]
-        assert (told["rank_offset"], told["world_size"], told["packed"]) == (offset, 4, False)
+        init_info = bodies["/init_weight_transfer_engine"]["init_info"]
+        assert (init_info["rank_offset"], init_info["world_size"], init_info["packed"]) == (offset, 4, False)
         assert bodies["/finish_weight_update"] == {"weight_version": "7"}
         update = bodies["/update_weights"]["update_info"]
         listed = zip(update["names"], update["dtype_names"], update["shapes"], strict=True)
-        assert [list(each) for each in listed] == said["parameters"]
+        assert [list(each) for each in listed] == printed["parameters"]
     # The tied head is sent once, as the embedding, under which engines look for it.
-    names = [name for name, _, _ in said["parameters"]]
+    names = [name for name, _, _ in printed["parameters"]]
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
-    assert said["sent"] == [[shape, dtype] for _, dtype, shape in said["parameters"]]
+    assert printed["sent"] == [[shape, dtype] for _, dtype, shape in printed["parameters"]]

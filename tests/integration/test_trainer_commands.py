@@ -97,7 +97,7 @@ def test_stages_that_were_refused_can_be_started_when_mended_and_resumed_with_th
         (
             "[trainr]\nepochs = 7\n",
             ["--model", "m", "--loss", "sft"],
-            "there is no section trainr; valid: credit, group,",
+            "there is no section trainr; valid: collect, credit,",
         ),
         ('[[stages]]\nname = "a"\n', ["--model", "m", "--loss", "sft"], "there is no section stages"),
         ('[trainer]\nmodle = "m"\n', [], "there is no option `modle`; valid: model"),
@@ -114,13 +114,13 @@ def test_what_a_file_misspells_is_told(
 
 def test_what_is_too_long_or_empty_says_so(world: Path, tmp_path: Path) -> None:
     arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out"]
-    assert "Raise --max-length, now 3" in str(train(world, *arguments, "--max-length", 3).exception)
+    assert "Raise max_length, now 3" in str(train(world, *arguments, "--set", "max_length=3").exception)
     assert "--where is empty" in str(train(world, *arguments, "--where", " ").exception)
 
 
 def test_the_plan_says_what_would_be_trained_and_trains_nothing(world: Path, tmp_path: Path) -> None:
     arguments = ["--model", world / "model", "--loss", "awr", "--out", tmp_path / "out", "--format", "json"]
-    result = train(world, *arguments, "--plan", "--measure")
+    result = train(world, *arguments, "--plan", "measured")
     assert result.exit_code == 0, result.exception
     items = {row["item"]: row for row in json.loads(result.stdout)}
     assert items["episodes selected"]["value"] == "24"
@@ -160,7 +160,7 @@ def test_the_plan_lists_refusals(world: Path, tmp_path: Path) -> None:
         ([], "--model and --loss missing"),
         (["--model", "MODEL", "--loss", "sft", "--epochs", "0"], "`epochs` is 0; valid: 1 or more"),
         (["--model", "MODEL", "--loss", "sft", "--config", "no.toml"], "no.toml"),
-        (["--model", "MODEL", "--loss", "sft", "--max-length", "5"], "over_length"),
+        (["--model", "MODEL", "--loss", "sft", "--set", "max_length=5"], "over_length"),
     ],
 )
 def test_faults_say_what_to_do(world: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -219,10 +219,11 @@ def test_flags_and_settings_reach_the_run_and_may_be_given_again_to_resume(world
         f'[trainer]\nmodel = "{world / "model"}"\nloss = "awr"\nlearning_rate = 1\n'
         '[[trainer.mixture]]\nweight = 3\nwhere = "env_return > 0"\n[[trainer.mixture]]\nweight = 1\n'
     )
-    flags = ["--lr", "1e-3", "--unit", "episode", "--aggregation", "unit_mean_token_mean", "--max-staleness", "2"]
     pairs = ["loss.beta=0.5", "validation.every=1", "unknown_staleness=keep", "schedule.shape=linear"]
+    pairs += ["loss.unit=episode", "loss.aggregation=unit_mean_token_mean", "max_staleness=2"]
+    pairs.append("validation.where=rollout_index = 0")
     spelled = [part for pair in pairs for part in ("--set", pair)]
-    arguments = ["--config", file, "--out", tmp_path / "out", *flags, *spelled, "--validate", "rollout_index = 0"]
+    arguments = ["--config", file, "--out", tmp_path / "out", "--lr", "1e-3", *spelled]
     first = last_line(train(world, *arguments))
     config = json.loads((tmp_path / "out" / "run.json").read_text())["config"]
     assert (config["learning_rate"], config["loss"]["unit"], config["max_staleness"]) == (1e-3, "episode", 2)
@@ -231,7 +232,7 @@ def test_flags_and_settings_reach_the_run_and_may_be_given_again_to_resume(world
     metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert all("validation_nll" in line for line in metrics)
     assert last_line(train(world, *arguments, "--resume")) == first
-    other = train(world, "--out", tmp_path / "out", "--resume", "--set", "loss.beta=0.6", "--unit", "turn")
+    other = train(world, "--out", tmp_path / "out", "--resume", "--set", "loss.beta=0.6", "--set", "loss.unit=turn")
     differ = "these differ: loss.unit 'turn' (the run has 'episode'), loss.beta 0.6 (the run has 0.5);"
     assert differ in str(other.exception)
     other = train(world, "--out", tmp_path / "out", "--resume", "--loss", "gspo")
@@ -244,9 +245,9 @@ def test_flags_and_settings_reach_the_run_and_may_be_given_again_to_resume(world
         (["--set", "loss.clip_low=0.1"], "there is no option `loss.clip_low` of awr; valid: name, aggregation, unit"),
         (["--set", "loss.bta=1"], "there is no option `loss.bta` of awr; valid: beta"),
         (["--set", "loggers=wandb|log"], "`loggers.1` is 'log'; valid: 'tensorboard' or 'wandb'"),
-        (["--validate", "colour = 1"], "validation.where 'colour = 1' is not a predicate over `episodes`"),
-        (["--validate", "1 = 0"], "no episode satisfies validation.where '1 = 0'"),
-        (["--device", "banana"], "device 'banana' cannot be used"),
+        (["--set", "validation.where=colour = 1"], "validation.where 'colour = 1' is not a predicate over `episodes`"),
+        (["--set", "validation.where=1 = 0"], "no episode satisfies validation.where '1 = 0'"),
+        (["--set", "device=banana"], "device 'banana' cannot be used"),
     ],
 )
 @pytest.mark.parametrize("plan", mostly_slow([[], ["--plan"]], []))
@@ -289,7 +290,7 @@ def test_a_run_from_python_says_which_options_have_no_effect(world: Path, tmp_pa
 @pytest.fixture(scope="module")
 def undisturbed(world: Path) -> tuple[list[object], str]:
     """The options of a run, and its last line."""
-    arguments = ["--model", world / "model", "--loss", "sft", "--epochs", 3, "--checkpoint-every", 3]
+    arguments = ["--model", world / "model", "--loss", "sft", "--epochs", 3, "--set", "checkpoint_every=3"]
     return arguments, last_line(train(world, *arguments, "--out", world / "undisturbed"))
 
 
@@ -323,7 +324,7 @@ def test_ctrl_c_says_how_the_run_goes_on(
     def impatient() -> Iterator[report.ProgressReporter]:
         yield Impatient(lambda _: None)
 
-    arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--checkpoint-every", 1]
+    arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--set", "checkpoint_every=1"]
     with monkeypatch.context() as patch:
         patch.setattr(report, "progress_reporter", impatient)
         stopped = train(world, *arguments)

@@ -19,10 +19,10 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
     "garbage": lambda file: file.write_bytes(file.read_bytes()[:4] + b"\xff" * (file.stat().st_size - 4)),
 }
-TRAIN = ["train", "--out", "OUT", "--model", "MODEL", "--tokens", "engine"]
+TRAIN = ["train", "--out", "OUT", "--model", "MODEL", "--set", "tokens=engine"]
 COMMANDS = {
     "train sft": ([*TRAIN, "--loss", "sft"], ("episodes", "steps", "tokens")),
-    "train ppo": ([*TRAIN, "--loss", "ppo", "--max-staleness", "1"], ("episodes", "steps", "tokens", "advantages")),
+    "train ppo": ([*TRAIN, "--loss", "ppo", "--set", "max_staleness=1"], ("episodes", "steps", "tokens", "advantages")),
     "train dpo": ([*TRAIN, "--loss", "dpo", "--set", "loss.pairs.kind=step"], ("episodes", "tokens", "advantages")),
     "train where": ([*TRAIN, "--loss", "sft", "--where", "env_return > -1"], ("episodes", "tokens")),
     "plan": ([*TRAIN, "--loss", "awr", "--plan"], ("episodes", "steps", "tokens", "advantages")),

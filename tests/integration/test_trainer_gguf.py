@@ -69,13 +69,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def test_a_gguf_file_is_a_model_in_float32(tiny: tuple[Path, Any], tmp_path: Path) -> None:
     path, model = tiny
     batch = random_batch([9, 5])
-    found = load_policy(path)
-    assert {p.dtype for p in found.model.parameters()} == {torch.float32}
+    policy = load_policy(path)
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
     for name, tensor in model.state_dict().items():
-        assert torch.equal(found.model.state_dict()[name], tensor), name
-    found.model.save_pretrained(tmp_path / "saved")
+        assert torch.equal(policy.model.state_dict()[name], tensor), name
+    policy.model.save_pretrained(tmp_path / "saved")
     again_N, _ = load_policy(tmp_path / "saved").logprobs(batch)
-    assert torch.equal(again_N, found.logprobs(batch)[0])
+    assert torch.equal(again_N, policy.logprobs(batch)[0])
 
 
 @pytest.mark.parametrize("share", mostly_slow([0.0, 0.001, 0.01, 0.05, 0.3, 0.9], 0.01, 0.9))
@@ -105,8 +105,8 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_smollm2_is_converted_once_and_knows_what_it_knew(tmp_path: Path) -> None:
     """From its package: 134,515,008 parameters; a ChatML tokenizer whose padding is its end token."""
     path = smollm2_file()
-    said = CliRunner().invoke(trajlake, ["convert-model", str(path), "--out", str(tmp_path / "smollm2")])
-    assert said.stdout.endswith("smollm2: 134,515,008 parameters\n"), said.output
+    command = CliRunner().invoke(trajlake, ["convert-model", str(path), "--out", str(tmp_path / "smollm2")])
+    assert command.stdout.endswith("smollm2: 134,515,008 parameters\n"), command.output
     tokenizer = load_tokenizer(tmp_path / "smollm2")
     text: Any = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
     assert text.startswith("<|im_start|>system\n")

@@ -1,7 +1,7 @@
 """Training killed with SIGKILL at random moments and resumed: the same weights, and no episode counted twice.
 
 On a small lake of our own; in the slow suite on tau-bench trajectories, where they are. Real processes, real kills;
-what a killed attempt left behind is whatever it left.
+what a killed attempt left behind may be anything.
 """
 
 import random
@@ -69,14 +69,15 @@ def build(folder: Path, threads: int, tasks: int) -> World:
     if tasks == 0:
         lk = build_lake(folder / "lake")
         add_credit(lk)
-        options = ["--epochs", "12", "--episodes-per-step", "3", "--checkpoint-every", "7"]
+        options = ["--epochs", "12", "--set", "episodes_per_step=3", "--set", "checkpoint_every=7"]
     else:
         data = shared_data("tau_bench", "gpt-4o-airline.json")
         lk = lake.open(folder / "lake", create=True)
         ingest(lk, data)
         run_credit(lk, GiGPO(step_source="terminal_score"))
         where = f"CAST(task_id AS INT) < {tasks} AND rollout_index < 3"
-        options = ["--where", where, "--max-length", "1800", "--episodes-per-step", "1", "--checkpoint-every", "3"]
+        options = ["--where", where, "--set", "max_length=1800"]
+        options += ["--set", "episodes_per_step=1", "--set", "checkpoint_every=3"]
     shape = {} if tasks else {"vocabulary": 300, "hidden_size": 32}
     make_tiny_model(lk.snapshot(), folder / "model", TinyModelConfig.model_validate(shape))
     options += ["--model", str(folder / "model"), "--loss", "awr"]

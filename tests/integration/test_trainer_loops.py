@@ -60,9 +60,9 @@ def measured(world: tuple[Lake, Path], tmp_path_factory: pytest.TempPathFactory)
 
 def test_held_out_episodes_are_measured_and_never_trained(world: tuple[Lake, Path], measured: TrainResult) -> None:
     lk, _ = world
-    found = metric(lk, measured, "validation_nll")
-    assert [step for step, _ in found] == list(range(measured.optimizer_steps))
-    assert found[-1][1] < found[0][1]
+    metrics = metric(lk, measured, "validation_nll")
+    assert [step for step, _ in metrics] == list(range(measured.optimizer_steps))
+    assert metrics[-1][1] < metrics[0][1]
     trained = "SELECT count(*) FROM trained_batches AS b JOIN episodes USING (episode_id) WHERE b.job_id = ?"
     query = f"{trained} AND {HELD_OUT}"
     assert lk.sql(query, [measured.job_id]).item() == 0
@@ -97,8 +97,8 @@ def test_a_run_stops_early_and_exports_its_best(world: tuple[Lake, Path], stoppe
     assert any("exported: the weights after 2 updates" in note for note in result.notes)
     saved = lk.sql("SELECT optimizer_step, sha256 FROM checkpoints WHERE job_id = ? ORDER BY 1", [result.job_id]).rows()
     assert dict(saved)[2] == result.weights_sha256
-    kept = sorted(path.name.split("-attempt")[0] for path in (out / "checkpoints").iterdir())
-    assert kept == ["step-00000002", "step-00000006"]
+    names = sorted(path.name.split("-attempt")[0] for path in (out / "checkpoints").iterdir())
+    assert names == ["step-00000002", "step-00000006"]
     assert resume(lk, out).weights_sha256 == result.weights_sha256
     assert find_checkpoint(lk.snapshot(), str(out)).policy_version == 2
 
@@ -188,11 +188,11 @@ def test_what_a_killed_attempt_left_half_written_goes_when_its_run_is_resumed(
     lk, model = world
     config = configured(model, checkpoint_every=1, episodes_per_step=12)
     interrupted(lk, config, tmp_path / "out", 2)
-    left = tmp_path / "out" / "checkpoints" / ".step-00000006-attempt-0.partial"
-    left.mkdir()
-    (left / "weights.safetensors").write_bytes(b"half")
+    partial_folder = tmp_path / "out" / "checkpoints" / ".step-00000006-attempt-0.partial"
+    partial_folder.mkdir()
+    (partial_folder / "weights.safetensors").write_bytes(b"half")
     resume(lk, tmp_path / "out")
-    assert not left.exists()
+    assert not partial_folder.exists()
 
 
 def test_an_alarm_compares_with_the_first_update_of_the_run_also_after_resuming(tmp_path: Path) -> None:
@@ -255,6 +255,6 @@ def test_an_unknown_run_lists_the_known_ones(world: tuple[Lake, Path], measured:
     lk, _ = world
     with pytest.raises(UsageError, match="no training run of") as caught:
         repeat_run(lk, "nope", tmp_path / "again", run_id="again")
-    known = str(caught.value).rpartition(": ")[2].split(", ")
-    assert set(known) <= set(lk.sql("SELECT run_id FROM job_runs")["run_id"])
+    names = str(caught.value).rpartition(": ")[2].split(", ")
+    assert set(names) <= set(lk.sql("SELECT run_id FROM job_runs")["run_id"])
     assert measured.job_id

@@ -44,8 +44,8 @@ def drawn_by(lk: Lake, plan: Plan, column: str) -> list[Counter[str]]:
     values = dict(lk.scan("episodes").select("episode_id", column).collect().iter_rows())
     epochs: dict[int, Counter[str]] = {}
     for step in plan.steps:
-        found = [values[e] for e in plan.episode_ids_E[step.episodes_E].tolist()]
-        epochs.setdefault(step.epoch, Counter()).update(found)
+        drawn_values = [values[e] for e in plan.episode_ids_E[step.episodes_E].tolist()]
+        epochs.setdefault(step.epoch, Counter()).update(drawn_values)
     return list(epochs.values())
 
 
@@ -74,9 +74,9 @@ def test_a_source_may_be_a_selection_with_its_dropped_steps(lk: Lake) -> None:
     steps = lk.scan("steps").join(lk.scan("episodes").filter(pl.col("task_id") == "t0"), on="episode_id", how="semi")
     keys = ["episode_id", "group_id", "run_id"]
     rows = steps.filter(pl.col("step_index") == 0).select(*keys, "step_index", kept=pl.lit(value=False)).collect()
-    whole = rows.with_columns(step_index=pl.lit(None, pl.Int32), kept=pl.lit(value=True))
+    undivided = rows.with_columns(step_index=pl.lit(None, pl.Int32), kept=pl.lit(value=True))
     with lk.job(kind="select") as job:
-        job.write("selections", pl.concat([whole, rows]).with_columns(selection=pl.lit("later steps")))
+        job.write("selections", pl.concat([undivided, rows]).with_columns(selection=pl.lit("later steps")))
     sources = ({"selection": "later steps", "weight": 1}, {"where": "task_id = 't1'", "weight": 1})
     selection, plan = planned(lk, *sources)
     filtered = selection.members.filter(~pl.col("trained"))

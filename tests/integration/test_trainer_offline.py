@@ -52,10 +52,10 @@ def test_a_run_leaves_its_lineage(world: tuple[Lake, Path], straight: TrainResul
     counts = json.loads(job["counts"])
     assert counts["weights_sha256"] == straight.weights_sha256
     assert counts["optimizer_steps"] == straight.optimizer_steps == 8
-    seen = lk.sql(
+    batches = lk.sql(
         "SELECT epoch, count(*) AS n, count(DISTINCT episode_id) AS d FROM trained_batches GROUP BY 1 ORDER BY 1"
     )
-    assert seen.rows() == [(0, 24, 24), (1, 24, 24)]
+    assert batches.rows() == [(0, 24, 24), (1, 24, 24)]
     saved = rows(lk, "checkpoints", straight, "optimizer_step, policy_version, run_id, attempt")
     assert saved == [(3, 3, "straight", 0), (6, 6, "straight", 0), (8, 8, "straight", 0)]
     names = lk.sql("SELECT DISTINCT name FROM run_metrics WHERE job_id = ?", [straight.job_id])["name"].to_list()
@@ -75,8 +75,8 @@ def test_batches_and_metrics_tell_the_same_tokens(world: tuple[Lake, Path], stra
 def test_the_log_and_the_table_hold_the_same_metrics(world: tuple[Lake, Path], straight: TrainResult) -> None:
     lk, _ = world
     lines = [json.loads(line) for line in (straight.model.parent / "metrics.jsonl").read_text().splitlines()]
-    found = {(s, n): v for s, n, v in rows(lk, "run_metrics", straight, "step, name, value")}
-    assert {(line["step"], n): v for line in lines for n, v in line.items() if n not in ("step", "attempt")} == found
+    metrics = {(s, n): v for s, n, v in rows(lk, "run_metrics", straight, "step, name, value")}
+    assert {(line["step"], n): v for line in lines for n, v in line.items() if n not in ("step", "attempt")} == metrics
 
 
 def test_the_exported_model_has_the_stated_weights(straight: TrainResult) -> None:

@@ -38,8 +38,8 @@ LIMIT = 1e30
 """Weights that nothing limits."""
 
 
-def decoupled(every: int | None, **correction: Any) -> dict[str, Any]:
-    return {"correction": {"method": "token_truncate", "decoupled": True, "proximal_every": every, **correction}}
+def decoupled(refresh: int | None, **correction: Any) -> dict[str, Any]:
+    return {"correction": {"method": "token_truncate", "decoupled": True, "proximal_every": refresh, **correction}}
 
 
 FIELDS: dict[str, Any] = {"loss": "ppo", "epochs": 2, "episodes_per_step": 2, "token_budget": 40}
@@ -60,14 +60,14 @@ def trained(uri: str, peak: float = 1e-2, **fields: Any) -> tuple[SingleDevice, 
     return backend, list(run_steps(backend, snapshot, plan, settings, peak=peak))
 
 
-def slowly_trained(uri: str, every: int, peak: float = 1e-2, **fields: Any) -> SingleDevice:
+def slowly_trained(uri: str, refresh: int, peak: float = 1e-2, **fields: Any) -> SingleDevice:
     """The same with a whole second model instead of a copy of weights that takes turns."""
     settings = config(**(FIELDS | fields))
     snapshot, plan = rank_tasks.planned(uri, settings)
     loss, backend, earlier = settings.loss, random_backend(), random_backend()
     with Stream(snapshot, plan, loss.needs, settings) as stream:
         for step, batches in stream.steps():
-            if step.index % every == 0:
+            if step.index % refresh == 0:
                 earlier = copy.deepcopy(backend)
             for batch in batches:
                 proximal_N = FrozenPolicy(earlier.policy).logprobs(batch)
@@ -78,11 +78,11 @@ def slowly_trained(uri: str, every: int, peak: float = 1e-2, **fields: Any) -> S
     return backend
 
 
-@pytest.mark.parametrize("every", mostly_slow([1, 3, 100], 3))
-def test_weights_are_those_of_training_beside_a_second_model(uri: str, every: int) -> None:
-    backend, reports = trained(uri, options=decoupled(every))
+@pytest.mark.parametrize("refresh", mostly_slow([1, 3, 100], 3))
+def test_weights_are_those_of_training_beside_a_second_model(uri: str, refresh: int) -> None:
+    backend, reports = trained(uri, options=decoupled(refresh))
     assert len(reports) > 4
-    assert backend.digest() == slowly_trained(uri, every, options=decoupled(every)).digest()
+    assert backend.digest() == slowly_trained(uri, refresh, options=decoupled(refresh)).digest()
     assert backend.proximal is None, "freed at the end"
 
 
@@ -102,16 +102,16 @@ def test_the_ratio_is_one_where_a_period_begins_and_the_clip_acts_inside(uri: st
 
 def test_an_epoch_is_a_period_where_minibatches_cut_it(uri: str) -> None:
     cut = {"minibatches": 3, "epochs": 2}
-    found = trained(uri, options=decoupled(None), **cut)[0].digest()
-    assert found == trained(uri, options=decoupled(3), **cut)[0].digest()
-    assert found != trained(uri, options=decoupled(4), **cut)[0].digest()
+    digest = trained(uri, options=decoupled(None), **cut)[0].digest()
+    assert digest == trained(uri, options=decoupled(3), **cut)[0].digest()
+    assert digest != trained(uri, options=decoupled(4), **cut)[0].digest()
     assert trained(uri, options=decoupled(None))[0].digest() == trained(uri, options=decoupled(4))[0].digest()
 
 
 def test_a_normalised_correction_is_taken_to_the_proximal_policy(uri: str) -> None:
     """Where all weights are equal after normalisation nothing remains of them: the loss is PPO against the copy."""
-    for every in (1, 4):
-        _, reports = trained(uri, options=decoupled(every, normalise=True, high=1e-6))
+    for refresh in (1, 4):
+        _, reports = trained(uri, options=decoupled(refresh, normalise=True, high=1e-6))
         for report in reports:
             assert report.metrics["correction_weight"] == pytest.approx(1.0)
 
@@ -186,18 +186,18 @@ def test_a_checkpoint_holds_the_copy_inside_a_period_alone(
     content = bytearray((damaged / PROXIMAL).read_bytes())
     content[-5] ^= 1
     (damaged / PROXIMAL).write_bytes(content)
-    told = rank_tasks.refused(ALONE, str(damaged), {})
-    assert told is not None
-    assert f"{PROXIMAL} is damaged" in told
+    refusal = rank_tasks.refused(ALONE, str(damaged), {})
+    assert refusal is not None
+    assert f"{PROXIMAL} is damaged" in refusal
 
 
 def test_adapters_alone_are_copied(world: tuple[Lake, Path], tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="needs trajlake[lora]")
     lk, model = world
     fields = run_fields(lora={"rank": 2}, learning_rate=3e-2, checkpoint_every=2, epochs=1)
-    whole = train(lk, configured(model, **fields), tmp_path / "whole", run_id="lora")
+    undisturbed = train(lk, configured(model, **fields), tmp_path / "whole", run_id="lora")
     interrupted(lk, configured(model, **fields), tmp_path / "out", 3)
-    assert resume(lk, tmp_path / "out").weights_sha256 == whole.weights_sha256
+    assert resume(lk, tmp_path / "out").weights_sha256 == undisturbed.weights_sha256
     from safetensors.torch import load_file
 
     (folder,) = (tmp_path / "out" / "checkpoints").glob("step-00000002-*0")
@@ -223,7 +223,7 @@ def test_a_run_killed_inside_a_period_ends_with_the_same_weights(world: tuple[La
         decoupled = true
         """
     )
-    whole = train(lk, configured(model, **run_fields(epochs=8)), tmp_path / "whole", run_id="whole")
+    undisturbed = train(lk, configured(model, **run_fields(epochs=8)), tmp_path / "whole", run_id="whole")
     out = tmp_path / "out"
     options = ["train", "--lake", lk.uri, "--config", str(settings), "--out", str(out)]
     process = Command(options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -233,7 +233,7 @@ def test_a_run_killed_inside_a_period_ends_with_the_same_weights(world: tuple[La
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     resumed = resume(lk, out)
-    assert resumed.weights_sha256 == whole.weights_sha256
+    assert resumed.weights_sha256 == undisturbed.weights_sha256
 
 
 # ---------------------------------------------------------------- ranks
@@ -241,18 +241,18 @@ def test_a_run_killed_inside_a_period_ends_with_the_same_weights(world: tuple[La
 
 def test_ranks_keep_their_shards_of_the_copy_and_miss_a_lost_one(uri: str, tmp_path: Path) -> None:
     expected = rank_tasks.trajectory(ALONE, uri, "ppo", without_loss(FOUR), {})
-    found = on_ranks(2, rank_tasks.trajectory, uri, "ppo", without_loss(FOUR), {})[0]
+    on_two = on_ranks(2, rank_tasks.trajectory, uri, "ppo", without_loss(FOUR), {})[0]
     for name, value in expected["weights"].items():
-        np.testing.assert_allclose(found["weights"][name], value, atol=1e-5, rtol=0, err_msg=name)
-    for one, other in zip(found["metrics"], expected["metrics"], strict=True):
-        distance = other["log_ratio_abs_proximal"]
-        assert one["log_ratio_abs_proximal"] == pytest.approx(distance, rel=1e-3, abs=1e-6)
+        np.testing.assert_allclose(on_two["weights"][name], value, atol=1e-5, rtol=0, err_msg=name)
+    for metric, expected_metric in zip(on_two["metrics"], expected["metrics"], strict=True):
+        distance = expected_metric["log_ratio_abs_proximal"]
+        assert metric["log_ratio_abs_proximal"] == pytest.approx(distance, rel=1e-3, abs=1e-6)
     folder = str(tmp_path / "c")
     on_ranks(2, rank_tasks.saved, uri, folder, FOUR, {})
     assert {path.name for path in (tmp_path / "c").iterdir()} >= {"weights", "optimizer", "proximal", "state.json"}
     resumed = on_ranks(2, rank_tasks.resumed, uri, folder, FOUR, {})[0][1]
     alone = rank_tasks.resumed(ALONE, uri, folder, FOUR, {})[1]
-    for name, value in found["weights"].items():
+    for name, value in on_two["weights"].items():
         assert np.array_equal(resumed[name], value), f"{name}: bit for bit on as many ranks"
         np.testing.assert_allclose(alone[name], value, atol=1e-5, rtol=0, err_msg=name)
     sorted((tmp_path / "c" / "proximal").iterdir())[0].unlink()
@@ -271,10 +271,10 @@ def test_adapters_on_ranks_too(uri: str, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="needs trajlake[lora]")
     policy = {"lora": True}
     folder = str(tmp_path / "c")
-    whole = on_ranks(2, rank_tasks.trajectory, uri, "ppo", without_loss(FOUR), policy)[0]["weights"]
+    weights = on_ranks(2, rank_tasks.trajectory, uri, "ppo", without_loss(FOUR), policy)[0]["weights"]
     on_ranks(2, rank_tasks.saved, uri, folder, FOUR, policy)
     resumed = on_ranks(2, rank_tasks.resumed, uri, folder, FOUR, policy)[0][1]
-    for name, value in whole.items():
+    for name, value in weights.items():
         assert np.array_equal(resumed[name], value), name
 
 

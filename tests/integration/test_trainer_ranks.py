@@ -56,10 +56,10 @@ def undisturbed(uri: str) -> dict[str, Any]:
     return rank_tasks.trajectory(ALONE, uri, "sft", FIELDS, {})
 
 
-def assert_close(found: dict[str, Any], expected: dict[str, Any], atol: float) -> None:
-    assert found.keys() == expected.keys()
+def assert_close(actual: dict[str, Any], expected: dict[str, Any], atol: float) -> None:
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, atol=atol, rtol=0, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, atol=atol, rtol=0, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_gradients_do_not_depend_on_micro_batches_or_ranks(
     for at, (loss, fields) in enumerate(cut):
         batches = {results[at][0] for results in by_rank}
         assert len(batches) == 1, "every rank runs as many micro-batches"
-        whole = wholes[at // len(budgets)][1]
-        largest = max(np.abs(value).max() for value in whole.values())
+        undivided = wholes[at // len(budgets)][1]
+        largest = max(np.abs(value).max() for value in undivided.values())
         assert largest > 1e-3, (loss, fields)
-        assert_close(by_rank[0][at][1], whole, atol=1e-6 * max(1.0, largest))
+        assert_close(by_rank[0][at][1], undivided, atol=1e-6 * max(1.0, largest))
 
 
 @pytest.mark.parametrize("count", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))])
@@ -90,10 +90,10 @@ def test_ranks_train_as_one_device_does(uri: str, undisturbed: dict[str, Any], c
     for result in by_rank:
         assert result["order"] == undisturbed["order"]
         assert result["digest"] == by_rank[0]["digest"]
-        for found, expected in zip(result["metrics"], undisturbed["metrics"], strict=True):
-            assert found.keys() == expected.keys()
+        for metric, expected in zip(result["metrics"], undisturbed["metrics"], strict=True):
+            assert metric.keys() == expected.keys()
             for name in ("loss", "logprob", "grad_norm", "learning_rate", "action_tokens", "tokens"):
-                assert found[name] == pytest.approx(expected[name], rel=1e-4), name
+                assert metric[name] == pytest.approx(expected[name], rel=1e-4), name
 
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -115,10 +115,10 @@ def test_rank_0_alone_reads_the_model(tmp_path: Path, name: str) -> None:
         pytest.importorskip("peft", reason="needs trajlake[lora]")
     folder = str(tmp_path / "model")
     model_of(architecture).save_pretrained(folder)
-    digest, gradient, reference_N = rank_tasks.made(ALONE, folder, fields)
+    digest, gradient, reference_N = rank_tasks.make_both(ALONE, folder, fields)
     assert max(np.abs(value).max() for value in gradient.values()) > 1e-3
-    by_rank = on_ranks(3, rank_tasks.made, folder, fields)
-    assert [found for found, _, _ in by_rank] == [digest] * 3, "bit for bit"
+    by_rank = on_ranks(3, rank_tasks.make_both, folder, fields)
+    assert [rank_digest for rank_digest, _, _ in by_rank] == [digest] * 3, "bit for bit"
     assert_close(by_rank[0][1], gradient, atol=1e-5)
     for _, _, found_N in by_rank:
         np.testing.assert_allclose(found_N, reference_N, atol=1e-5)
@@ -130,8 +130,8 @@ def test_a_loss_with_statistics_sees_the_whole_step_on_every_rank(tmp_path: Path
     expected, statistics = rank_tasks.two_passes(ALONE, folder)
     by_rank = on_ranks(3, rank_tasks.two_passes, folder)
     assert_close(by_rank[0][0], expected, atol=1e-5)
-    for _, found in by_rank:
-        assert found == pytest.approx(statistics, rel=1e-5)
+    for _, rank_weights in by_rank:
+        assert rank_weights == pytest.approx(statistics, rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +173,10 @@ def test_checkpoints_of_other_numbers_of_ranks_resume_too(
 
 
 def test_the_same_number_of_ranks_resumes_bit_for_bit(uri: str, checkpoint: tuple[Path, str]) -> None:
-    whole = on_ranks(2, rank_tasks.trajectory, uri, "sft", FIELDS, {})[0]["weights"]
-    found = on_ranks(2, rank_tasks.resumed, uri, str(checkpoint[0]), FIELDS, {})[0][1]
-    for name, value in whole.items():
-        assert np.array_equal(found[name], value), name
+    weights = on_ranks(2, rank_tasks.trajectory, uri, "sft", FIELDS, {})[0]["weights"]
+    resumed_metrics = on_ranks(2, rank_tasks.resumed, uri, str(checkpoint[0]), FIELDS, {})[0][1]
+    for name, value in weights.items():
+        assert np.array_equal(resumed_metrics[name], value), name
 
 
 def test_a_damaged_or_missing_shard_is_found(checkpoint: tuple[Path, str], tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_adapters_are_sharded_too(uri: str, tmp_path: Path) -> None:
     """Of rank 2 over four ranks: two of them hold nothing of a matrix."""
     pytest.importorskip("peft", reason="needs trajlake[lora]")
     expected = rank_tasks.trajectory(ALONE, uri, "sft", FIELDS, {"lora": True})
-    found = on_ranks(4, rank_tasks.trajectory, uri, "sft", FIELDS, {"lora": True})[0]
-    assert all(".lora_" in name for name in found["weights"])
-    assert_close(found["weights"], expected["weights"], atol=1e-6)
+    on_four = on_ranks(4, rank_tasks.trajectory, uri, "sft", FIELDS, {"lora": True})[0]
+    assert all(".lora_" in name for name in on_four["weights"])
+    assert_close(on_four["weights"], expected["weights"], atol=1e-6)
     folder = str(tmp_path / "c")
     arguments = (uri, folder, FIELDS, {"lora": True})
     digest = on_ranks(4, rank_tasks.saved, *arguments)[0]
@@ -242,9 +242,9 @@ def test_float16_over_ranks_trains_as_on_one_device_and_resumes_on_another_numbe
 
 @pytest.mark.slow("16-bit products keep float32 weights over ranks, as they do on one device")
 def test_sixteen_bit_products_over_ranks_keep_float32_weights(uri: str, undisturbed: dict[str, Any]) -> None:
-    found = on_ranks(2, rank_tasks.trajectory, uri, "sft", FIELDS, {"dtype": "bfloat16"})[0]
+    on_two = on_ranks(2, rank_tasks.trajectory, uri, "sft", FIELDS, {"dtype": "bfloat16"})[0]
     for name, value in undisturbed["weights"].items():
-        assert found["weights"][name].dtype == np.float32
-        assert np.abs(found["weights"][name] - value).max() < 0.02
-    losses = [[report["loss"] for report in run["metrics"]] for run in (found, undisturbed)]
+        assert on_two["weights"][name].dtype == np.float32
+        assert np.abs(on_two["weights"][name] - value).max() < 0.02
+    losses = [[report["loss"] for report in run["metrics"]] for run in (on_two, undisturbed)]
     np.testing.assert_allclose(*losses, rtol=0.02)

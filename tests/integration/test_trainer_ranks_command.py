@@ -32,7 +32,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
     lk = build_lake(folder / "lake")
     make_tiny_model(lk.snapshot(), folder / "model", TinyModelConfig(vocabulary=300, hidden_size=32))
     options = ["--lake", lk.uri, "--model", str(folder / "model"), "--loss", "sft", "--lr", "1e-4", "--epochs", "2"]
-    return lk, [*options, "--episodes-per-step", "4", "--checkpoint-every", "1"]
+    return lk, [*options, "--set", "episodes_per_step=4", "--set", "checkpoint_every=1"]
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -50,7 +50,7 @@ def children_of(process: int) -> list[int]:
 
 @contextmanager
 def started(out: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A launcher in a session of its own, and its two ranks, once a checkpoint of theirs counts.
+    """A launcher in its own session, and its two ranks, once a checkpoint of theirs counts.
 
     A checkpoint counts by its row, which is committed after its folder stands and before the next folder does.
     """
@@ -73,7 +73,7 @@ def started(out: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[st
 
 
 def wait_for_end(processes: list[int]) -> None:
-    """Return when none of some processes runs any more; one that nobody has asked about yet does not."""
+    """Return when none of some processes runs any more; one that no one has asked about yet does not."""
     deadline = time.monotonic() + _PATIENCE
     for process in processes:
         status = Path(f"/proc/{process}/stat")
@@ -109,7 +109,7 @@ def test_a_rank_dies_and_the_run_goes_on_without_ranks(
 
 def test_rank_0_speaks_for_all(world: tuple[Lake, list[str]], tmp_path: Path, wording: Wording) -> None:
     lk, options = world
-    options = [*options, "--epochs", "1", "--checkpoint-every", "50"]
+    options = [*options, "--epochs", "1", "--set", "checkpoint_every=50"]
     done = trajlake("train", *options, "--out", tmp_path / "two", "--ranks", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("weights sha256") == 1
@@ -135,7 +135,7 @@ def test_torchrun_goes_on_with_what_our_launcher_began(world: tuple[Lake, list[s
     assert finished.stdout == done.stdout, finished.stderr
 
 
-ENDLESS = ["--epochs", "5000", "--checkpoint-every", "3", "--set", "keep_last=1"]
+ENDLESS = ["--epochs", "5000", "--set", "checkpoint_every=3", "--set", "keep_last=1"]
 
 
 def test_no_rank_outlives_its_launcher_and_none_joins_a_living_run(

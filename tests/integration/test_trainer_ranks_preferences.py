@@ -61,12 +61,12 @@ def test_two_ranks_train_as_one_device_does(games: tuple[Lake, Path], tmp_path: 
     assert max(float((alone[key] - tensor).abs().max()) for key, tensor in before.items()) > 1e-3
     for key, tensor in alone.items():
         torch.testing.assert_close(ranks[key], tensor, atol=1e-5, rtol=0, msg=key)
-    one, two = metrics(tmp_path / "alone"), metrics(tmp_path / "ranks")
-    assert len(one) == len(two) > 4
-    for mine, theirs in zip(one, two, strict=True):
+    first, two = metrics(tmp_path / "alone"), metrics(tmp_path / "ranks")
+    assert len(first) == len(two) > 4
+    for mine, theirs in zip(first, two, strict=True):
         assert [mine.get(key) for key in COUNTED] == [theirs.get(key) for key in COUNTED]
         assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-5)
         assert theirs["grad_norm"] == pytest.approx(mine["grad_norm"], rel=1e-3)
     view = "SELECT optimizer_step, episode_id, action_tokens FROM trained_batches JOIN job_runs USING (job_id)"
-    seen = [lk.sql(f"{view} WHERE run_id = ? ORDER BY ALL", [run]).rows() for run in ("alone", "ranks")]
-    assert seen[0] == seen[1] != []
+    rows_of_runs = [lk.sql(f"{view} WHERE run_id = ? ORDER BY ALL", [run]).rows() for run in ("alone", "ranks")]
+    assert rows_of_runs[0] == rows_of_runs[1] != []

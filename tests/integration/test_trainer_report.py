@@ -17,7 +17,7 @@ from trainer.losses import Needs
 from trainer.runs.report import build_plan_rows, measure_balance, measure_packing, sample_steps
 
 
-def shown(folder: Path, episodes: list[EpisodeRecord], **fields: Any) -> dict[str, tuple[str, str | None]]:
+def read_report(folder: Path, episodes: list[EpisodeRecord], **fields: Any) -> dict[str, tuple[str, str | None]]:
     lk = token_lake(folder, episodes)
     snapshot, settings = lk.snapshot(), config(**fields)
     selection = select(snapshot, settings, Needs())
@@ -42,13 +42,15 @@ def even_episodes(versions: tuple[int | None, ...]) -> list[EpisodeRecord]:
 
 
 def test_how_the_loss_is_averaged_and_what_stays_together(tmp_path: Path) -> None:
-    rows = shown(tmp_path, even_episodes((1, 1)), options={"unit": "episode", "aggregation": "unit_mean_token_mean"})
+    rows = read_report(
+        tmp_path, even_episodes((1, 1)), options={"unit": "episode", "aggregation": "unit_mean_token_mean"}
+    )
     assert rows["loss average"][0] == "unit_mean_token_mean over episodes"
     assert rows["kept together"][0] == "episode"
 
 
 def test_packing_and_balance(tmp_path: Path, wording: Wording) -> None:
-    rows = shown(tmp_path, even_episodes((1,) * 8), token_budget=25, minibatches=1)
+    rows = read_report(tmp_path, even_episodes((1,) * 8), token_budget=25, minibatches=1)
     assert rows["micro-batches"][0] == "4.0"
     assert "at most 4" in wording(rows["micro-batches"][1])
     assert rows["packing"][0] == "80%"
@@ -58,20 +60,20 @@ def test_packing_and_balance(tmp_path: Path, wording: Wording) -> None:
 
 def test_a_mixture_shows_what_it_draws(tmp_path: Path) -> None:
     sources = [{"where": "task_id = 't0'", "weight": 1}, {"weight": 3}]
-    rows = shown(tmp_path, even_episodes((1,) * 8), mixture=sources)
+    rows = read_report(tmp_path, even_episodes((1,) * 8), mixture=sources)
     assert rows["mixture: where task_id = 't0'"] == ("25.0%", "2 draws per epoch of 1 episode, weight 1")
     assert rows["mixture: everything"] == ("75.0%", "6 draws per epoch of 7 episodes, weight 3")
 
 
 def test_staleness_and_what_it_drops(tmp_path: Path) -> None:
-    rows = shown(tmp_path, even_episodes((1, 5, 6, None)), max_staleness=3)
+    rows = read_report(tmp_path, even_episodes((1, 5, 6, None)), max_staleness=3)
     expected = "policy versions behind the newest, median 0.5; at most 3, 2 steps of unknown version"
     assert rows["staleness"] == ("0 to 1", expected)
     assert rows["dropped: stale"] == ("2 steps", "in 1 episode, 4 action tokens")
 
 
 def test_nothing_is_shown_of_what_there_is_not(tmp_path: Path) -> None:
-    rows = shown(tmp_path, token_episodes(tasks=1))
+    rows = read_report(tmp_path, token_episodes(tasks=1))
     assert rows["loss average"][0] == "token_mean"
     assert not [item for item in rows if item.startswith(("mixture", "staleness", "dropped", "refused", "groups"))]
     assert rows["estimated seconds"] == ("1.5", "timed")
@@ -80,9 +82,9 @@ def test_nothing_is_shown_of_what_there_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("steps", "judged"), [(1, 1), (100, 100), (101, 51), (250, 84)])
 def test_large_plans_are_judged_by_some_of_their_steps(steps: int, judged: int) -> None:
     plan = plan_of({n: [[(2, True)]] for n in range(steps)}, episodes_per_step=1)
-    found = sample_steps(plan)
-    assert len(found) == judged
-    assert found[0] is plan.steps[0]
+    sampled_steps = sample_steps(plan)
+    assert len(sampled_steps) == judged
+    assert sampled_steps[0] is plan.steps[0]
 
 
 def test_a_round_takes_as_long_as_its_costliest_part() -> None:

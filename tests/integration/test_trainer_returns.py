@@ -38,8 +38,8 @@ def trained(folder: Path, returns: list[float | None]) -> tuple[list[StepReport]
 def test_the_reward_of_an_update_is_the_mean_of_its_known_returns(tmp_path: Path) -> None:
     reports, expected = trained(tmp_path, [1.0, 0.25, None, 0.5, 0.0, None, 0.75, -1.0])
     for report, returns in zip(reports, expected, strict=True):
-        known = [value for value in returns if value is not None]
-        assert report.metrics.get("reward") == (pytest.approx(fmean(known)) if known else None)
+        known_returns = [value for value in returns if value is not None]
+        assert report.metrics.get("reward") == (pytest.approx(fmean(known_returns)) if known_returns else None)
     assert len({report.metrics.get("reward") for report in reports}) > 1
 
 
@@ -55,7 +55,7 @@ def test_the_reward_is_the_score_that_advantages_come_from_and_the_return_stands
     facts = {row[0]: row[1:] for row in lk.sql(query).iter_rows()}
     with lk.job(kind="score", parameters={}) as job:
         rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes").with_columns(
-            value=pl.col("episode_id").replace_strict({one: float(row[2]) for one, row in facts.items()})
+            value=pl.col("episode_id").replace_strict({episode_id: float(row[2]) for episode_id, row in facts.items()})
         )
         rows = rows.with_columns(step_index=pl.lit(None, pl.Int32), scorer=pl.lit("judge"), scorer_version=pl.lit("1"))
         job.write("scores", rows)
@@ -68,12 +68,14 @@ def test_the_reward_is_the_score_that_advantages_come_from_and_the_return_stands
     plan = Plan(select(snapshot, settings, settings.loss.needs, source=find_credit(snapshot, None)), settings)
     reports = list(run_steps(random_backend(), snapshot, plan, settings, peak=1e-3))
     for report in reports:
-        returns, turns, scores = zip(*(facts[one] for one in plan.episode_ids_E[report.step.episodes_E]), strict=True)
+        returns, turns, scores = zip(
+            *(facts[episode_id] for episode_id in plan.episode_ids_E[report.step.episodes_E]), strict=True
+        )
         metrics = report.metrics
         assert metrics["reward"] == pytest.approx(fmean(scores))
         assert metrics["env_return"] == pytest.approx(fmean(returns))
         assert metrics["episode_turns"] == pytest.approx(fmean(turns))
-        advantages = [of_episodes[one] for one in plan.episode_ids_E[report.step.episodes_E]]
+        advantages = [of_episodes[episode_id] for episode_id in plan.episode_ids_E[report.step.episodes_E]]
         assert metrics["episode_advantage"] == pytest.approx(fmean(advantages), abs=1e-6)
         total = metrics["logprob"] * metrics["action_tokens"]
         assert metrics["episode_logprob"] == pytest.approx(total / len(returns), rel=1e-5)

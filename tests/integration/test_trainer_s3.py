@@ -60,9 +60,9 @@ def test_a_bucket_gives_the_same_batches_as_a_folder(tmp_path: Path, bucket: Lak
     remote = streamed(bucket, settings)
     assert local[0] == remote[0]
     assert len(local[1]) == len(remote[1]) > 3
-    for one, other in zip(local[1], remote[1], strict=True):
-        for name, value in one.items():
-            same = torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+    for first, second in zip(local[1], remote[1], strict=True):
+        for name, value in first.items():
+            same = torch.equal(value, second[name]) if isinstance(value, torch.Tensor) else value == second[name]
             assert same, name
 
 
@@ -72,19 +72,19 @@ def test_a_row_group_is_one_request(bucket: Lake, tmp_path: Path, monkeypatch: p
     snapshot = bucket.snapshot()
     settings = config("ppo", episodes_per_step=3)
     plan = Plan(select(snapshot, settings, PPO, source=find_credit(snapshot, None)), settings)
-    asked: list[str] = []
+    paths: list[str] = []
     read = Bucket.read
 
     def counted(self: Bucket, path: str, start: int, end: int) -> bytes:
-        asked.append(path)
+        paths.append(path)
         return read(self, path, start, end)
 
     monkeypatch.setattr(Bucket, "read", counted)
     with Stream(snapshot, plan, PPO, settings) as stream:
-        footers = len(asked)
+        footers = len(paths)
         assert len(list(stream.steps())) == len(plan.steps)
     assert footers <= 2 * 3, "a footer's length, then the footer"
-    assert len(asked) - footers == 3
+    assert len(paths) - footers == 3
 
 
 def test_what_a_machine_has_on_its_disk_is_not_fetched_again(
@@ -93,37 +93,37 @@ def test_what_a_machine_has_on_its_disk_is_not_fetched_again(
     """Not by a later pass, another rank, or a resumed run; and the batches are the same."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     lk = bucket
-    asked: list[str] = []
+    cached_paths: list[str] = []
     read = Bucket.read
 
     def counted(self: Bucket, path: str, start: int, end: int) -> bytes:
-        asked.extend([path] * path.startswith("tokens/"))
+        cached_paths.extend([path] * path.startswith("tokens/"))
         return read(self, path, start, end)
 
     monkeypatch.setattr(Bucket, "read", counted)
     small = config("ppo", episodes_per_step=3, token_budget=40, epochs=2, cache_bytes=0)
     direct = streamed(lk, small.model_copy(update={"disk_cache_bytes": 0}))
     assert not list(tmp_path.rglob("*.part"))
-    requests = len(asked)
-    asked.clear()
+    requests = len(cached_paths)
+    cached_paths.clear()
     cached = streamed(lk, small)
-    assert len(asked) <= 3 * 3 < requests, "of each file the footer, in two requests at most, and its row group"
-    asked.clear()
+    assert len(cached_paths) <= 3 * 3 < requests, "of each file the footer, in two requests at most, and its row group"
+    cached_paths.clear()
     again = streamed(lk, small)
-    assert not asked
-    for one, other, last in zip(direct[1], cached[1], again[1], strict=True):
-        for name, value in one.items():
-            for found in (other[name], last[name]):
-                assert torch.equal(value, found) if isinstance(value, torch.Tensor) else value == found, name
+    assert not cached_paths
+    for first, second, last in zip(direct[1], cached[1], again[1], strict=True):
+        for name, value in first.items():
+            for batch in (second[name], last[name]):
+                assert torch.equal(value, batch) if isinstance(value, torch.Tensor) else value == batch, name
 
 
 def test_a_slow_bucket_is_read_while_the_model_works(bucket: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model takes a step; what the next windows need is fetched meanwhile, and then not waited for."""
+    """The model takes a step; what the next windows need is fetched in the meantime, and then not waited for."""
     snapshot = bucket.snapshot()
     fields = {"cache_bytes": 800, "disk_cache_bytes": 0, "prefetch": 1, "read_threads": 1}
     settings = config("sft", episodes_per_step=1, epochs=3, **fields)
     plan = Plan(select(snapshot, settings, SFT), settings)
-    begun: list[Window] = []
+    windows: list[Window] = []
     changed, is_open = threading.Condition(), threading.Event()
     is_open.set()
     read, begin = Bucket.read, Window.begin
@@ -135,7 +135,7 @@ def test_a_slow_bucket_is_read_while_the_model_works(bucket: Lake, monkeypatch: 
     def noted(self: Window) -> None:
         begin(self)
         with changed:
-            begun.append(self)
+            windows.append(self)
             changed.notify_all()
 
     monkeypatch.setattr(Bucket, "read", slow)
@@ -144,15 +144,17 @@ def test_a_slow_bucket_is_read_while_the_model_works(bucket: Lake, monkeypatch: 
         steps = stream.steps()
         next(steps)
         with changed:
-            assert changed.wait_for(lambda: len(begun) > 1, 30), "while the model is busy with its first step"
-            known = list(begun)
-        assert sum(window.bytes for window in known) <= settings.cache_bytes
-        for window in known:
+            assert changed.wait_for(lambda: len(windows) > 1, 30), "while the model is busy with its first step"
+            windows_before = list(windows)
+        assert sum(window.bytes for window in windows_before) <= settings.cache_bytes
+        for window in windows_before:
             window.wait_for_rows(np.concatenate([RankShare(plan).list_members(step) for step in window.steps]))
         is_open.clear()
-        ahead = sum(len(window.steps) for window in known)
-        taken = [0, *(next(steps)[0].index for _ in range(ahead - 1))]
-        assert taken == [step.index for window in known for step in window.steps], "none of them waits for the bucket"
+        ahead = sum(len(window.steps) for window in windows_before)
+        indices = [0, *(next(steps)[0].index for _ in range(ahead - 1))]
+        assert indices == [step.index for window in windows_before for step in window.steps], (
+            "none of them waits for the bucket"
+        )
         assert ahead < len(plan.steps)
         is_open.set()
         assert ahead + len(list(steps)) == len(plan.steps)
@@ -165,7 +167,7 @@ def test_a_file_that_is_gone_is_an_error_of_the_lake(s3: Store) -> None:
     settings = config("ppo", episodes_per_step=3)
     plan = Plan(select(snapshot, settings, PPO, source=find_credit(snapshot, None)), settings)
     with Stream(snapshot, plan, PPO, settings) as stream:
-        gone = snapshot.files("tokens")[0].path
-        snapshot.objects.delete([gone.removeprefix(f"{snapshot.objects.root}/")])
+        path = snapshot.files("tokens")[0].path
+        snapshot.objects.delete([path.removeprefix(f"{snapshot.objects.root}/")])
         with pytest.raises(LakeAccessError, match=r"tokens/"):
             list(stream.steps())

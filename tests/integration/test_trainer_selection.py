@@ -214,9 +214,9 @@ def test_several_encodings_need_a_choice_or_the_models_own(tmp_path: Path) -> No
     lk = token_lake(tmp_path, episodes)
     with pytest.raises(ContractError, match=r"have 2 encodings.*\(5 episodes\)"):
         selected(lk)
-    own = ids.key_hash("engine", "other", None)
+    task_hash = ids.key_hash("engine", "other", None)
     selection = select(
-        lk.snapshot(), config(), LOSSES["sft"]().needs, own_encoding=None if own is None else lambda: own
+        lk.snapshot(), config(), LOSSES["sft"]().needs, own_encoding=None if task_hash is None else lambda: task_hash
     )
     assert selection.members["episode_id"].n_unique() == 3
     assert selection.drops.filter(pl.col("reason") == "no_tokens")["episodes"].to_list() == [5]
@@ -234,8 +234,8 @@ def test_the_series_of_the_newest_credit_job_is_the_default(tmp_path: Path) -> N
     assert find_credit(snapshot, ids.to_text(first)).job_id == first
     with pytest.raises(UsageError, match=r"names no estimator.*" + newest.text):
         find_credit(snapshot, ids.to_text(5))
-    with pytest.raises(UsageError, match="--advantages 'seven' names no estimator"):
-        find_credit(snapshot, "seven", option="--advantages")
+    with pytest.raises(UsageError, match="advantages 'seven' names no estimator"):
+        find_credit(snapshot, "seven", option="advantages")
 
 
 def test_a_series_takes_each_group_from_its_newest_job(tmp_path: Path) -> None:
@@ -246,9 +246,9 @@ def test_a_series_takes_each_group_from_its_newest_job(tmp_path: Path) -> None:
     source = find_credit(snapshot, ids.to_text(series))
     assert (source.series_id, source.job_id, find_jobs(snapshot, source)) == (series, None, (second,))
     keys = ["episode_id", "step_index"]
-    one = read_advantages(snapshot, find_credit(snapshot, ids.to_text(second))).sort(keys)
-    assert read_advantages(snapshot, source).sort(keys).equals(one)
-    some = one["episode_id"].unique().head(2)
+    advantages = read_advantages(snapshot, find_credit(snapshot, ids.to_text(second))).sort(keys)
+    assert read_advantages(snapshot, source).sort(keys).equals(advantages)
+    some = advantages["episode_id"].unique().head(2)
     assert set(read_advantages(snapshot, source, some)["episode_id"]) == set(some)
 
 
@@ -268,8 +268,8 @@ def test_a_loss_on_step_advantages_gets_those(tmp_path: Path) -> None:
     add_credit(lk)
     selection = selected(lk, "bc_exp", credit=True, live_only=False)
     expected = lk.sql("SELECT a_step FROM advantages ORDER BY episode_id, step_index")["a_step"]
-    found = selection.members["advantage"] * selection.advantage_scale + selection.advantage_mean
-    assert found.to_list() == pytest.approx(expected.to_list())
+    advantage = selection.members["advantage"] * selection.advantage_scale + selection.advantage_mean
+    assert advantage.to_list() == pytest.approx(expected.to_list())
     assert expected.n_unique() > 2
     run_credit(lk, GRPO(), force=True)
     with pytest.raises(DataRefusedError, match=r"step advantage A_S, .* have none"):

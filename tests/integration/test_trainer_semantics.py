@@ -68,10 +68,10 @@ def slow_sft_gradient(episodes: list[EpisodeRecord]) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
+        torch.testing.assert_close(actual[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
 
 
 def test_rules_1_2_4_5_the_gradient_is_that_of_the_plain_mean_over_sampled_tokens(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ CUT = [(loss, budget) for loss in ("sft", "awr", "ppo") for budget in (1, 37, 15
 def test_rule_3_micro_batches_do_not_matter(tmp_path: Path, loss: str, token_budget: int) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=4))
     add_credit(lk)
-    one, other = (gradient_of(lk, loss, minibatches=2, token_budget=budget) for budget in (100_000, token_budget))
-    for name, gradient in one.items():
-        torch.testing.assert_close(other[name], gradient, atol=1e-6, rtol=1e-3, msg=name)
+    first, second = (gradient_of(lk, loss, minibatches=2, token_budget=budget) for budget in (100_000, token_budget))
+    for name, gradient in first.items():
+        torch.testing.assert_close(second[name], gradient, atol=1e-6, rtol=1e-3, msg=name)
 
 
 def test_rule_6_an_unknown_advantage_does_not_count(tmp_path: Path) -> None:
@@ -110,13 +110,13 @@ def test_rule_6_an_unknown_advantage_does_not_count(tmp_path: Path) -> None:
 def test_rule_7_a_dead_group_counts_for_nothing_unless_asked_for(tmp_path: Path) -> None:
     episodes = token_episodes(tasks=2)
     mixed = token_lake(tmp_path / "mixed", episodes[:4])
-    both = token_lake(tmp_path / "both", episodes)
-    for lk in (mixed, both):
+    joint_lake = token_lake(tmp_path / "both", episodes)
+    for lk in (mixed, joint_lake):
         add_credit(lk)
-    assert_same(gradient_of(both, "ppo", minibatches=1), gradient_of(mixed, "ppo", minibatches=1))
-    asked = gradient_of(both, "ppo", minibatches=1, live_only=False)
+    assert_same(gradient_of(joint_lake, "ppo", minibatches=1), gradient_of(mixed, "ppo", minibatches=1))
+    all_groups = gradient_of(joint_lake, "ppo", minibatches=1, live_only=False)
     alone = gradient_of(mixed, "ppo", minibatches=1)
-    norms = [sum(float(g.square().sum()) for g in grads.values()) for grads in (asked, alone)]
+    norms = [sum(float(g.square().sum()) for g in grads.values()) for grads in (all_groups, alone)]
     assert norms[0] < 0.9 * norms[1], "zero advantages in the denominator shrink the step"
 
 

@@ -2,7 +2,7 @@
 
 SmolLM2-135M-Instruct and the tau-bench airline rollouts of gpt-4o, at most 32 episodes of at most 2,048 tokens a stage.
 No task is in two of the three sets. `pytest -m slow -rP tests/integration/test_trainer_smollm2.py` prints the figures
-that docs/benchmarks.md quotes.
+that docs/lab-log.md quotes.
 """
 
 import json
@@ -83,21 +83,21 @@ def run(*words: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake with GiGPO advantages, the model as a folder whose template writes tool calls, and the configuration."""
     episodes = shared_data("tau_bench", "gpt-4o-airline.json")
     weights = smollm2_file()
-    place = tmp_path_factory.mktemp("smollm2")
-    run("ingest", str(episodes), "--lake", str(place / "lake"))
-    run("credit", "gigpo", "--lake", str(place / "lake"))
-    run("convert-model", str(weights), "--out", str(place / "model"))
-    (place / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    (place / "run.toml").write_text(RUN.format(model=place / "model"))
-    return place
+    folder = tmp_path_factory.mktemp("smollm2")
+    run("ingest", str(episodes), "--lake", str(folder / "lake"))
+    run("credit", "gigpo", "--lake", str(folder / "lake"))
+    run("convert-model", str(weights), "--out", str(folder / "model"))
+    (folder / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "run.toml").write_text(RUN.format(model=folder / "model"))
+    return folder
 
 
-def first_stage(place: Path) -> TrainConfig:
-    return read_stages(tomllib.loads((place / "run.toml").read_text())["trainer"])[0].config
+def first_stage(folder: Path) -> TrainConfig:
+    return read_stages(tomllib.loads((folder / "run.toml").read_text())["trainer"])[0].config
 
 
 def metrics(stage: Path, name: str) -> list[float]:
@@ -105,26 +105,34 @@ def metrics(stage: Path, name: str) -> list[float]:
     return [row[name] for row in rows if name in row]
 
 
-def held_out_nll(place: Path) -> float:
+def held_out_nll(folder: Path) -> float:
     """What `validation_nll` would be before the first update."""
-    config = first_stage(place)
-    prepared = prepare(lake.open(place / "lake"), config, load_tokenizer(config.model))
+    config = first_stage(folder)
+    prepared = prepare(lake.open(folder / "lake"), config, load_tokenizer(config.model))
     assert prepared.validation is not None
     return negative_log_likelihood(make_backend(config), prepared.snapshot, prepared.validation, config)
 
 
-def test_a_template_that_leaves_tool_calls_out_is_refused(place: Path) -> None:
+def test_a_template_that_leaves_tool_calls_out_is_refused(model_folder: Path) -> None:
     """SmolLM2's own: most actions that call a tool would have become a bare end token, and silence be learned."""
     with pytest.raises(DataRefusedError, match=r"template_drops_tool_calls .*chat_template\.jinja"):
-        prepare(lake.open(place / "lake"), first_stage(place), load_tokenizer(smollm2_file()))
+        prepare(lake.open(model_folder / "lake"), first_stage(model_folder), load_tokenizer(smollm2_file()))
 
 
-def test_it_learns_from_successes_and_then_from_advantages(place: Path) -> None:
-    before = held_out_nll(place)
-    run("train", "--lake", str(place / "lake"), "--config", str(place / "run.toml"), "--out", str(place / "run"))
+def test_it_learns_from_successes_and_then_from_advantages(model_folder: Path) -> None:
+    before = held_out_nll(model_folder)
+    run(
+        "train",
+        "--lake",
+        str(model_folder / "lake"),
+        "--config",
+        str(model_folder / "run.toml"),
+        "--out",
+        str(model_folder / "run"),
+    )
     loss, after = {}, {}
     for stage in ("sft", "rl"):
-        of = partial(metrics, place / "run" / stage)
+        of = partial(metrics, model_folder / "run" / stage)
         loss[stage], after[stage] = of("loss"), of("validation_nll")[-1]
         print(stage, [round(value, 3) for value in loss[stage]], sum(of("tokens")), sum(of("action_tokens")), "tokens")
         print(sum(of("seconds")), "s; held-out NLL", before, "->", after[stage])
@@ -132,16 +140,16 @@ def test_it_learns_from_successes_and_then_from_advantages(place: Path) -> None:
     assert after["sft"] < 0.9 * before
     assert all(map(math.isfinite, loss["rl"]))
     assert after["rl"] < before, "learning from advantages does not undo what was imitated"
-    assert all(0 < share <= 1 for share in metrics(place / "run" / "rl", "weight_ess"))
-    assert_within_limits(place / "lake")
+    assert all(0 < share <= 1 for share in metrics(model_folder / "run" / "rl", "weight_ess"))
+    assert_within_limits(model_folder / "lake")
 
 
-def assert_within_limits(place: Path) -> None:
+def assert_within_limits(folder: Path) -> None:
     """What was trained on, as the lake has it: 32 episodes of 8 tasks a stage, none of them longer than the limit."""
     trained = "trained_batches AS b JOIN job_runs AS j USING (job_id) JOIN episodes AS e USING (episode_id)"
     query = (
         f"SELECT j.run_id, count(DISTINCT episode_id), count(DISTINCT e.task_id) FROM {trained} GROUP BY 1 ORDER BY 1"
     )
-    assert lake.open(place).sql(query).rows() == [("run/rl", 32, 8), ("run/sft", 32, 8)]
+    assert lake.open(folder).sql(query).rows() == [("run/rl", 32, 8), ("run/sft", 32, 8)]
     rows = "trained_batches AS b JOIN tokens AS t ON t.episode_id = b.episode_id AND t.step_index <= b.last_step"
-    assert lake.open(place).sql(f"SELECT max(prefix_length + n_context + n_action) FROM {rows}").item() <= 2048
+    assert lake.open(folder).sql(f"SELECT max(prefix_length + n_context + n_action) FROM {rows}").item() <= 2048

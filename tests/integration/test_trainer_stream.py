@@ -1,4 +1,4 @@
-"""The stream against a slow reader: every trained token, once, with its neighbours, from whatever files."""
+"""The stream against a slow reader: every trained token, once, with its neighbours, from any files."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -141,10 +141,10 @@ def test_compaction_does_not_matter(tmp_path: Path) -> None:
     assert len(lk.snapshot().files("tokens")) == 1 < files
     assert before.plan_hash == after.plan_hash
     assert [[batch.boundaries for batch in batches] for batches in old] == [[b.boundaries for b in bs] for bs in new]
-    for one, other in zip((b for bs in old for b in bs), (b for bs in new for b in bs), strict=True):
-        for name in type(one).__slots__:
-            value = getattr(one, name)
-            assert not isinstance(value, torch.Tensor) or torch.equal(value, getattr(other, name)), name
+    for first, second in zip((b for bs in old for b in bs), (b for bs in new for b in bs), strict=True):
+        for name in type(first).__slots__:
+            value = getattr(first, name)
+            assert not isinstance(value, torch.Tensor) or torch.equal(value, getattr(second, name)), name
 
 
 @pytest.mark.parametrize(("threads", "prefetch"), mostly_slow_cases([(1, 1), (4, 3)], (4, 3)))
@@ -157,10 +157,10 @@ def test_threads_and_prefetch_do_not_matter_and_a_run_may_start_anywhere(
         settings = config("ppo", epochs=2, episodes_per_step=3, **fields)
         return [[b.input_ids_T.tolist() for b in batches] for batches in streamed(lk, settings, first)]
 
-    whole = buffers()
-    assert buffers(read_threads=threads, prefetch=prefetch) == whole
-    for first in (1, len(whole) - 1, len(whole)):
-        assert buffers(first, read_threads=threads, prefetch=prefetch) == whole[first:]
+    first_pass = buffers()
+    assert buffers(read_threads=threads, prefetch=prefetch) == first_pass
+    for first in (1, len(first_pass) - 1, len(first_pass)):
+        assert buffers(first, read_threads=threads, prefetch=prefetch) == first_pass[first:]
 
 
 def on_ranks(lk: Lake, settings: TrainConfig, ranks: int, first: int = 0) -> list[list[list[PackedBatch]]]:
@@ -185,11 +185,11 @@ def test_over_all_ranks_every_trained_token_comes_once_and_a_steps_weights_sum_t
     settings = config("ppo", episodes_per_step=4, token_budget=60, options={"unit": unit, "aggregation": mode})
     _, plan = plan_of(lk, settings)
     dealt = on_ranks(lk, settings, ranks)
-    found: Counter[Trained] = Counter()
+    tokens: Counter[Trained] = Counter()
     for step, of_ranks in zip(plan.steps, zip(*dealt, strict=True), strict=True):
         assert len({len(batches) for batches in of_ranks}) == 1, "equally many forward passes"
         real = [batch for batches in of_ranks for batch in batches if not batch.dummy]
-        found.update(token for batch in real for token in tokens_of(batch))
+        tokens.update(token for batch in real for token in tokens_of(batch))
         assert step.loss_tokens == sum(len(batch.target_N) for batch in real)
         assert step.tokens == sum(len(batch.input_ids_T) for batch in real)
         weight_N = torch.cat([batch.weight_N for batches in of_ranks for batch in batches])
@@ -198,7 +198,7 @@ def test_over_all_ranks_every_trained_token_comes_once_and_a_steps_weights_sum_t
             weight_U = torch.cat([b.weight_U for batches in of_ranks for b in batches if b.weight_U is not None])
             assert float(weight_U.double().sum()) == pytest.approx(1, abs=1e-6)
             assert int((weight_U > 0).sum()) == step.units
-    assert found == expected_tokens(lk)
+    assert tokens == expected_tokens(lk)
 
 
 def test_a_run_may_go_on_with_another_number_of_ranks(varied: Callable[[int], Lake]) -> None:
@@ -209,8 +209,8 @@ def test_a_run_may_go_on_with_another_number_of_ranks(varied: Callable[[int], La
         steps = zip(*dealt, strict=True)
         return [Counter(t for bs in of for b in bs if not b.dummy for t in tokens_of(b)) for of in steps]
 
-    whole = trained(on_ranks(lk, settings, 1))
-    assert trained(on_ranks(lk, settings, 3))[:2] + trained(on_ranks(lk, settings, 2, first=2)) == whole
+    on_one = trained(on_ranks(lk, settings, 1))
+    assert trained(on_ranks(lk, settings, 3))[:2] + trained(on_ranks(lk, settings, 2, first=2)) == on_one
 
 
 def test_a_rank_without_work_gets_batches_that_weigh_nothing(tmp_path: Path) -> None:
@@ -248,8 +248,8 @@ def test_episodes_across_row_groups_are_read_whole(tmp_path: Path) -> None:
     settings = config("ppo", episodes_per_step=64)
     snapshot, plan = plan_of(lk, settings)
     with Stream(snapshot, plan, PPO, settings) as stream:
-        found = Counter(t for _, batches in stream.steps() for batch in batches for t in tokens_of(batch))
-    assert found == expected_tokens(lk)
+        counts = Counter(t for _, batches in stream.steps() for batch in batches for t in tokens_of(batch))
+    assert counts == expected_tokens(lk)
     file = snapshot.files("tokens")[0]
     ends = {row // 8192 for row in plan.members.filter(pl.col("file") == 0)["row"]}
     assert (file.rows, len(ends)) == (420 * 21, 2)

@@ -44,9 +44,9 @@ def test_sft_learns(folder: Path) -> None:
         threads=1,
     )
     train(lake.open(folder / "lake"), config, folder / "sft", run_id="sft")
-    found = losses(folder / "sft")
-    assert len(found) == 16
-    assert fmean(found[-2:]) < 0.8 * fmean(found[:2])
+    losses_of_sft = losses(folder / "sft")
+    assert len(losses_of_sft) == 16
+    assert fmean(losses_of_sft[-2:]) < 0.8 * fmean(losses_of_sft[:2])
 
 
 def test_awr_takes_the_live_groups_and_leaves_their_steps_in_batches(folder: Path) -> None:
@@ -59,12 +59,12 @@ def test_awr_takes_the_live_groups_and_leaves_their_steps_in_batches(folder: Pat
     live = lk.sql(
         f"SELECT task_id FROM episodes WHERE {where} GROUP BY 1 HAVING min(env_return) < max(env_return) ORDER BY 1"
     )
-    seen = lk.sql(
+    batches = lk.sql(
         "SELECT DISTINCT task_id FROM trained_batches JOIN job_runs USING (job_id) JOIN episodes USING (episode_id)"
         " WHERE job_runs.run_id = 'awr' ORDER BY 1"
     )
-    assert seen["task_id"].to_list() == live["task_id"].to_list()
-    assert 0 < seen.height < 12
+    assert batches["task_id"].to_list() == live["task_id"].to_list()
+    assert 0 < batches.height < 12
 
 
 def test_rendering_is_append_only(folder: Path) -> None:
@@ -72,7 +72,7 @@ def test_rendering_is_append_only(folder: Path) -> None:
     lk = lake.open(folder / "lake")
     some = lk.sql("SELECT episode_id FROM episodes WHERE rollout_index = 0")["episode_id"]
     render_missing(lk, lk.snapshot(), Renderer(load_tokenizer(folder / "model")), some, {"model": "tiny"})
-    found = lk.sql("SELECT episode_id, count(*) FILTER (prefix_step_index IS NULL) AS opened FROM tokens GROUP BY 1")
-    assert set(found["opened"]) == {1}
+    rows = lk.sql("SELECT episode_id, count(*) FILTER (prefix_step_index IS NULL) AS opened FROM tokens GROUP BY 1")
+    assert set(rows["opened"]) == {1}
     actions = lk.sql("SELECT count(*) AS n FROM tokens WHERE n_action < 2")["n"][0]
     assert actions == 0

@@ -17,10 +17,10 @@ SMALL = TinyModelConfig(vocabulary=300, hidden_size=32, layers=1)
 
 
 def test_the_folder_is_an_ordinary_model(tmp_path: Path) -> None:
-    made = make_tiny_model(build_lake(tmp_path / "lake").snapshot(), tmp_path / "model", SMALL)
-    policy, tokenizer = load_policy(made.folder), load_tokenizer(made.folder)
-    assert policy.num_parameters == made.parameters
-    assert policy.vocabulary == len(tokenizer) == made.vocabulary <= 300
+    tiny_model = make_tiny_model(build_lake(tmp_path / "lake").snapshot(), tmp_path / "model", SMALL)
+    policy, tokenizer = load_policy(tiny_model.folder), load_tokenizer(tiny_model.folder)
+    assert policy.num_parameters == tiny_model.parameters
+    assert policy.vocabulary == len(tokenizer) == tiny_model.vocabulary <= 300
     shape = policy.model.config
     assert shape.hidden_size // shape.num_attention_heads == 32
     text = "You are at the gate. \N{SNOWMAN} go left"

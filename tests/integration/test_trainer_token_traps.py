@@ -1,4 +1,5 @@
-"""Traps of token histories: each action is learned exactly once, in the context it was taken in, whatever comes again.
+"""Traps of token histories: each action is learned exactly once, in the context it was taken in, no matter what comes
+again.
 
 Each test writes down by hand which sequences there are and which of their tokens carry loss, and compares the gradient
 of the whole chain (lake, selection, plan, stream, model, loss) with that of full logits over these sequences.
@@ -60,9 +61,9 @@ def by_hand(*sequences: Sequence) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
+        torch.testing.assert_close(actual[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
 
 
 def steps(count: int, seed: int = 0, **tokens: Any) -> list[StepRecord]:
@@ -80,10 +81,10 @@ def test_interleaved_sub_agents_are_a_sequence_each(tmp_path: Path) -> None:
     for step, prefix in ((b0, None), (a1, 0), (b1, 1), (a2, 2)):
         assert step.tokens is not None
         step.tokens.prefix_step_index = prefix
-    selection, found = trained(one_episode(tmp_path, [a0, b0, a1, b1, a2]))
+    selection, sequences = trained(one_episode(tmp_path, [a0, b0, a1, b1, a2]))
     rows = selection.members.select("sequence", "step_index", "trained").rows()
     assert rows == [(0, 0, True), (0, 2, True), (0, 4, True), (1, 1, True), (1, 3, True)]
-    assert_same(found, by_hand([(a0, True), (a1, True), (a2, True)], [(b0, True), (b1, True)]))
+    assert_same(sequences, by_hand([(a0, True), (a1, True), (a2, True)], [(b0, True), (b1, True)]))
 
 
 def test_a_sub_agent_that_starts_from_its_parents_context_repeats_it_without_loss(tmp_path: Path) -> None:
@@ -92,9 +93,9 @@ def test_a_sub_agent_that_starts_from_its_parents_context_repeats_it_without_los
     for step, prefix in ((b0, 0), (a1, 0), (b1, 1)):
         assert step.tokens is not None
         step.tokens.prefix_step_index = prefix
-    selection, found = trained(one_episode(tmp_path, [a0, b0, a1, b1]))
+    selection, sequences = trained(one_episode(tmp_path, [a0, b0, a1, b1]))
     assert selection.members["loss_tokens"].sum() == 4 * 3, "each action once"
-    assert_same(found, by_hand([(a0, True), (b0, True), (b1, True)], [(a0, False), (a1, True)]))
+    assert_same(sequences, by_hand([(a0, True), (b0, True), (b1, True)], [(a0, False), (a1, True)]))
 
 
 def test_stripped_thinking_opens_a_sequence_and_the_repeated_action_is_context(tmp_path: Path) -> None:
@@ -104,9 +105,9 @@ def test_stripped_thinking_opens_a_sequence_and_the_repeated_action_is_context(t
     assert second.tokens is not None
     second.tokens.prefix_step_index = None
     second.tokens.context_ids = [*first.tokens.context_ids, *first.tokens.action_ids[1:], *second.tokens.context_ids]
-    selection, found = trained(one_episode(tmp_path, [first, second]))
+    selection, sequences = trained(one_episode(tmp_path, [first, second]))
     assert selection.members.select("sequence", "loss_tokens").rows() == [(0, 3), (1, 3)]
-    assert_same(found, by_hand([(first, True)], [(second, True)]))
+    assert_same(sequences, by_hand([(first, True)], [(second, True)]))
 
 
 def test_copied_context_is_never_trained(tmp_path: Path) -> None:
@@ -117,19 +118,19 @@ def test_copied_context_is_never_trained(tmp_path: Path) -> None:
         EpisodeRecord(task_id="t", rollout_index=0, steps=old, env_return=1.0),
         EpisodeRecord(task_id="t", rollout_index=1, steps=[*copies, *new], env_return=1.0, relation="continuation"),
     ]
-    selection, found = trained(token_lake(tmp_path, episodes))
+    selection, sequences = trained(token_lake(tmp_path, episodes))
     assert dict(selection.drops.select("reason", "steps").iter_rows()) == {"copied_context": 2}
     continued: Sequence = [(step, False) for step in copies] + [(step, True) for step in new]
-    assert_same(found, by_hand([(step, True) for step in old], continued))
+    assert_same(sequences, by_hand([(step, True) for step in old], continued))
 
 
 def test_copied_context_alone_is_not_trained_at_all(tmp_path: Path) -> None:
     """Also where the episode that it was copied from is not selected."""
     (old,), (new,) = steps(1), steps(1, seed=1)
     old.is_copied_context = True
-    selection, found = trained(one_episode(tmp_path, [old, new]))
+    selection, sequences = trained(one_episode(tmp_path, [old, new]))
     assert selection.members.filter(pl.col("trained"))["step_index"].to_list() == [1]
-    assert_same(found, by_hand([(old, False), (new, True)]))
+    assert_same(sequences, by_hand([(old, False), (new, True)]))
 
 
 @pytest.fixture
@@ -138,10 +139,10 @@ def twice(tmp_path: Path) -> tuple[Lake, list[StepRecord], list[StepRecord]]:
     engine, rendered = steps(2), steps(2, seed=7)
     lk = one_episode(tmp_path, engine)
     rows = lk.scan("tokens").drop("write_id").sort("step_index").collect()
-    other = [step.tokens for step in rendered if step.tokens is not None]
+    other_tokens = [step.tokens for step in rendered if step.tokens is not None]
     rows = rows.with_columns(
-        pl.Series("context_ids", [tokens.context_ids for tokens in other], rows.schema["context_ids"]),
-        pl.Series("action_ids", [tokens.action_ids for tokens in other], rows.schema["action_ids"]),
+        pl.Series("context_ids", [tokens.context_ids for tokens in other_tokens], rows.schema["context_ids"]),
+        pl.Series("action_ids", [tokens.action_ids for tokens in other_tokens], rows.schema["action_ids"]),
         encoding_id=pl.lit(9, pl.Int64),
         provenance=pl.lit("rendered"),
         action_logprobs=pl.lit(None, rows.schema["action_logprobs"]),
@@ -158,10 +159,10 @@ def test_of_two_encodings_of_an_episode_one_is_trained(
 ) -> None:
     lk, engine, rendered = twice
     assert lk.scan("tokens").collect().height == 4
-    selection, found = trained(lk, tokens=tokens)
+    selection, sequences = trained(lk, tokens=tokens)
     assert selection.provenance == ("rendered" if tokens == "rendered" else "engine")
     assert selection.members.height == 2
-    assert_same(found, by_hand([(step, True) for step in (rendered if tokens == "rendered" else engine)]))
+    assert_same(sequences, by_hand([(step, True) for step in (rendered if tokens == "rendered" else engine)]))
 
 
 def test_two_encodings_of_one_provenance_are_not_mixed(

@@ -81,13 +81,13 @@ def test_on_policy_the_gradient_is_that_of_reinforce(tmp_path: Path) -> None:
         ((step, batches),) = stream.steps()
     for batch in batches:
         backend.forward_backward(batch, options.loss)
-    found = gradients(backend)
+    actual = gradients(backend)
     for batch in batches:
         logprobs_N, _ = backend.policy.logprobs(batch)
         assert batch.advantages_N is not None
         (-(batch.advantages_N * logprobs_N).sum() / step.loss_tokens).backward()
     for name, gradient in gradients(backend).items():
-        assert (found[name] - gradient).abs().max() < 1e-6, name
+        assert (actual[name] - gradient).abs().max() < 1e-6, name
 
 
 def test_it_makes_good_actions_likelier_and_bad_ones_rarer(tmp_path: Path) -> None:
@@ -148,12 +148,12 @@ def test_moments_carry_over_between_phases(tmp_path: Path) -> None:
     """Two phases on one backend differ from two phases with a fresh optimizer between them."""
     lk = token_lake(tmp_path)
     add_credit(lk)
-    kept = random_backend()
-    run(lk, kept)
+    unchanged_backend = random_backend()
+    run(lk, unchanged_backend)
     fresh = random_backend()
-    fresh.load_weights(kept.get_weights())
+    fresh.load_weights(unchanged_backend.get_weights())
     digests = []
-    for backend in (kept, fresh):
+    for backend in (unchanged_backend, fresh):
         run(lk, backend)
         digests.append(tensor_digest(backend.get_weights()))
     assert digests[0] != digests[1]

@@ -1,4 +1,4 @@
-"""Windows: row groups are read once for all the optimizer steps that fit into memory, whatever that changes nothing."""
+"""Windows: row groups are read once for all the optimizer steps that fit into memory, and that changes nothing else."""
 
 import itertools
 from collections import Counter
@@ -103,11 +103,11 @@ def test_only_wanted_rows_are_kept_each_with_its_context_and_its_action(lk: Lake
     with windows_of(lk, limit) as (plan, windows, _):
         for window in windows.cut(plan.steps):
             window.begin()
-            wanted = members_of(plan, window)
-            rows = window.wait_for_rows(wanted)
-            assert sorted(rows.tolist()) == list(range(len(wanted)))
-            assert len(window.context_starts_R) == len(window.action_starts_R) == len(wanted) + 1
-            for member, at in zip(wanted.tolist(), rows.tolist(), strict=True):
+            expected = members_of(plan, window)
+            rows = window.wait_for_rows(expected)
+            assert sorted(rows.tolist()) == list(range(len(expected)))
+            assert len(window.context_starts_R) == len(window.action_starts_R) == len(expected) + 1
+            for member, at in zip(expected.tolist(), rows.tolist(), strict=True):
                 row = stored[plan.members.row(member, named=True)["episode_id"], plan.members["step_index"][member]]
                 context = slice(*window.context_starts_R[at : at + 2])
                 action = slice(*window.action_starts_R[at : at + 2])
@@ -119,9 +119,9 @@ def test_only_wanted_rows_are_kept_each_with_its_context_and_its_action(lk: Lake
 def same(settings: Callable[..., TrainConfig], lk: Lake, first: int, **fields: Any) -> list[dict[str, Any]]:
     """Every tensor of every batch."""
     snapshot = lk.snapshot()
-    chosen = settings(**fields)
-    plan = Plan(select(snapshot, chosen, SFT), chosen)
-    with Stream(snapshot, plan, SFT, chosen) as stream:
+    changed_settings = settings(**fields)
+    plan = Plan(select(snapshot, changed_settings, SFT), changed_settings)
+    with Stream(snapshot, plan, SFT, changed_settings) as stream:
         batches = [batch for _, batches in stream.steps(first) for batch in batches]
     return [
         {name: value for name in type(batch).__slots__ if isinstance(value := getattr(batch, name), torch.Tensor)}
@@ -138,11 +138,11 @@ def test_batches_do_not_depend_on_the_cache(lk: Lake, limit: int, threads: int, 
         return config(episodes_per_step=2, epochs=2, token_budget=40, **fields)
 
     expected = same(settings, lk, first)
-    found = same(settings, lk, first, cache_bytes=limit, read_threads=threads, prefetch=threads)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    batches = same(settings, lk, first, cache_bytes=limit, read_threads=threads, prefetch=threads)
+    assert len(batches) == len(expected)
+    for batch, expected_batch in zip(batches, expected, strict=True):
+        assert batch.keys() == expected_batch.keys()
+        assert all(torch.equal(batch[name], expected_batch[name]) for name in batch)
 
 
 def test_a_rank_reads_the_row_groups_of_its_own_micro_batches(tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_a_rank_reads_the_row_groups_of_its_own_micro_batches(tmp_path: Path) ->
         locations = Locations(plan, reader, pool := ThreadPoolExecutor(2))
         read: list[set[tuple[int, int]]] = []
         for rank in range(2):
-            share, own = RankShare(plan, rank, 2), RankShare(plan, rank, 2)
+            share, second_share = RankShare(plan, rank, 2), RankShare(plan, rank, 2)
             for window in Windows(plan, share, reader, locations, pool, limit=1, ramp=1).cut(plan.steps):
                 window.begin()
                 for step in window.steps:
-                    window.wait_for_rows(own.list_members(step))
+                    window.wait_for_rows(second_share.list_members(step))
             read.append(set(reader.reads))
             assert set(reader.reads.values()) <= {1}
             reader.reads.clear()
@@ -173,8 +173,8 @@ def test_the_ranks_batches_together_are_those_whatever_the_windows(lk: Lake, lim
     plan = Plan(select(snapshot, settings, SFT), settings)
 
     def batches(rank: int, cache_bytes: int, first: int = 0) -> list[list[list[int]]]:
-        chosen = settings.model_copy(update={"cache_bytes": cache_bytes})
-        with Stream(snapshot, plan, SFT, chosen, rank=rank, world_size=3) as stream:
+        changed_settings = settings.model_copy(update={"cache_bytes": cache_bytes})
+        with Stream(snapshot, plan, SFT, changed_settings, rank=rank, world_size=3) as stream:
             return [[batch.input_ids_T.tolist() for batch in of_step] for _, of_step in stream.steps(first)]
 
     for rank in range(3):

@@ -74,34 +74,36 @@ def test_an_episode_without_a_trained_token_is_no_unit(tmp_path: Path, aggregati
         token_step(rng, 4, 3, step={"is_active": False}),
     ]
     alone = token_lake(tmp_path / "alone", episodes)
-    both = token_lake(tmp_path / "both", [*episodes, EpisodeRecord(task_id="masked", steps=masked, env_return=1.0)])
+    joint_lake = token_lake(
+        tmp_path / "both", [*episodes, EpisodeRecord(task_id="masked", steps=masked, env_return=1.0)]
+    )
     settings = config("sft", minibatches=1, options={"aggregation": aggregation, "unit": "episode"})
-    plan, _ = planned(both, settings)
+    plan, _ = planned(joint_lake, settings)
     assert plan.steps[0].units == 2
-    found, expected = gradient_of(both, settings), gradient_of(alone, settings)
+    actual, expected = gradient_of(joint_lake, settings), gradient_of(alone, settings)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-7, rtol=1e-5, msg=name)
+        torch.testing.assert_close(actual[name], gradient, atol=1e-7, rtol=1e-5, msg=name)
 
 
 def test_regularisers_do_not_push_where_advantages_say_nothing(tmp_path: Path) -> None:
     """In a dead group every advantage is 0; an entropy bonus alone would still move the policy on its tokens."""
     episodes = token_episodes(tasks=2)
-    mixed, both = token_lake(tmp_path / "mixed", episodes[:4]), token_lake(tmp_path / "both", episodes)
-    for lk in (mixed, both):
+    mixed, joint_lake = token_lake(tmp_path / "mixed", episodes[:4]), token_lake(tmp_path / "both", episodes)
+    for lk in (mixed, joint_lake):
         add_credit(lk)
     pushed = {"minibatches": 1, "options": {"entropy_coefficient": 0.5}}
-    found, expected = gradient_of(both, config("ppo", **pushed)), gradient_of(mixed, config("ppo", **pushed))
+    actual, expected = gradient_of(joint_lake, config("ppo", **pushed)), gradient_of(mixed, config("ppo", **pushed))
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-7, rtol=1e-5, msg=name)
-    asked = gradient_of(both, config("ppo", live_only=False, **pushed))
-    assert any(not torch.allclose(asked[name], gradient, atol=1e-5) for name, gradient in expected.items())
+        torch.testing.assert_close(actual[name], gradient, atol=1e-7, rtol=1e-5, msg=name)
+    all_groups = gradient_of(joint_lake, config("ppo", live_only=False, **pushed))
+    assert any(not torch.allclose(all_groups[name], gradient, atol=1e-5) for name, gradient in expected.items())
 
 
-@pytest.mark.parametrize(("unknown", "told"), [({"top_p": None}, True), ({"top_k": None}, True), ({}, False)])
+@pytest.mark.parametrize(("unknown", "is_reported"), [({"top_p": None}, True), ({"top_k": None}, True), ({}, False)])
 def test_sampling_that_may_have_been_truncated_is_taken_on_trust_and_told(
-    tmp_path: Path, unknown: dict[str, Any], told: bool
+    tmp_path: Path, unknown: dict[str, Any], is_reported: bool
 ) -> None:
-    """Servers have defaults of their own: a record that does not say top_p may hide one."""
+    """Servers have their own defaults: a record that does not say top_p may hide one."""
     rng = np.random.default_rng(0)
     episodes = [
         EpisodeRecord(task_id="t", steps=[token_step(rng, 3, 2, **unknown)], rollout_index=n, env_return=float(n))
@@ -111,18 +113,18 @@ def test_sampling_that_may_have_been_truncated_is_taken_on_trust_and_told(
     add_credit(lk)
     tokenizer = build_tokenizer(["a b c"], 300)
     notes = prepare(lk, config("ppo"), tokenizer).notes
-    assert any("2 of 2 steps" in note and "top_p or top_k" in note for note in notes) == told
+    assert any("2 of 2 steps" in note and "top_p or top_k" in note for note in notes) == is_reported
     assert not any("top_p" in note for note in prepare(lk, config("awr"), tokenizer).notes)
 
 
 def test_text_of_agents_that_take_turns_becomes_a_sequence_each(tmp_path: Path) -> None:
     """From the lake's columns: who decided, and what a limit cut off."""
-    who = ["planner", "searcher", "planner", "searcher"]
+    agents = ["planner", "searcher", "planner", "searcher"]
     steps = [
         StepRecord(
             state=f"for {agent}", action=f"by {agent}", agent_id=agent, finish_reason="length" if at == 3 else None
         )
-        for at, agent in enumerate(who)
+        for at, agent in enumerate(agents)
     ]
     lk = token_lake(tmp_path, [EpisodeRecord(task_id="t", steps=steps, env_return=1.0)])
     tokenizer = build_tokenizer(["for planner", "by searcher"], 300)
@@ -134,7 +136,7 @@ def test_text_of_agents_that_take_turns_becomes_a_sequence_each(tmp_path: Path) 
     with Stream(prepared.snapshot, prepared.plan, config("sft").loss.needs, config("sft")) as stream:
         ((_, (batch,)),) = stream.steps()
     texts = [tokenizer.decode(batch.input_ids_T[a:b]) for a, b in pairwise(batch.boundaries)]
-    assert {agent for agent in who if all(agent in text for text in texts)} == set(), "nobody sees the other's words"
+    assert {agent for agent in agents if all(agent in text for text in texts)} == set(), "nobody sees the other's words"
     learned = tokenizer.decode(batch.target_N)
     assert learned.count("by planner<|im_end|>") == 2
     assert learned.count("by searcher<|im_end|>") == 1

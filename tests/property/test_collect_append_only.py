@@ -1,4 +1,5 @@
-"""Conversations over any template: what is recorded is what the engine saw; every difference to a rendering is told."""
+"""Conversations over any template: what is recorded is what the engine saw; every difference to a rendering is
+reported."""
 
 import asyncio
 
@@ -48,9 +49,9 @@ def played(manner, turns_S):
 @given(conversations())
 @settings(max_examples=examples(150))
 def test_recorded_tokens_add_up_to_what_the_engine_saw(conversation):
-    _, decisions, seen = played(*conversation)
+    _, decisions, prompts = played(*conversation)
     sequence: list[int] = []
-    for decision, (request, generation) in zip(decisions, seen, strict=True):
+    for decision, (request, generation) in zip(decisions, prompts, strict=True):
         tokens = decision.tokens
         sequence = [*([] if tokens.prefix_step_index is None else sequence), *tokens.context_ids]
         assert sequence == list(request.prompt_ids)
@@ -65,10 +66,10 @@ def test_a_sequence_without_drift_is_the_rendering_of_its_conversation_and_with_
     """The oracle renders and tokenises everything anew at every turn."""
     manner, turns_S = conversation
     tokenizer = tokenizer_of(manner)
-    policy, decisions, seen = played(manner, turns_S)
+    policy, decisions, prompts = played(manner, turns_S)
     messages: list[dict] = []
     is_drifted = False
-    for (added, _), decision, (request, _) in zip(turns_S, decisions, seen, strict=True):
+    for (added, _), decision, (request, _) in zip(turns_S, decisions, prompts, strict=True):
         messages += added
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         drift = (decision.extra or {}).get("drift", {})
@@ -92,8 +93,8 @@ def test_templates_that_leave_earlier_turns_alone_make_one_sequence(manner, data
     drawn = data.draw(st.lists(st.tuples(SHOWN, SAID, st.booleans()), min_size=1, max_size=5))
     encode = tokenizer_of(manner).encode
     turns_S = [
-        ([{"role": "user", "content": shown}], encode(said + end * ends, add_special_tokens=False) or [5])
-        for shown, said, ends in drawn
+        ([{"role": "user", "content": prompt}], encode(answer + end * ends, add_special_tokens=False) or [5])
+        for prompt, answer, ends in drawn
     ]
     policy, decisions, _ = played(manner, turns_S)
     assert all(decision.tokens.prefix_step_index is not None for decision in decisions)
@@ -105,11 +106,11 @@ def test_templates_that_leave_earlier_turns_alone_make_one_sequence(manner, data
 def test_a_resumed_conversation_asks_what_an_undisturbed_one_asks(conversation, data):
     manner, turns_S = conversation
     at = data.draw(st.integers(0, len(turns_S) - 1))
-    policy, decisions, seen = played(manner, turns_S)
+    policy, decisions, prompts = played(manner, turns_S)
     talk = policy.open(1, key="k")
     talk.resume([(messages, decision) for (messages, _), decision in zip(turns_S[:at], decisions[:at], strict=True)])
     waiting = [ids for _, ids in turns_S[at:]]
     policy.engine = ToyEngine(lambda _: generated(waiting.pop(0)))
     again = asyncio.run(talk.decide(turns_S[at][0]))
-    assert policy.engine.seen[0][0] == seen[at][0]
+    assert policy.engine.seen[0][0] == prompts[at][0]
     assert again == decisions[at]

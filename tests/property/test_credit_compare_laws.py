@@ -61,12 +61,12 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-def ask(database: duckdb.DuckDBPyConnection, name: str, one: Rows, two: Rows, **params: Any) -> list[Row]:
-    for relation, rows in (("one_rows", one), ("two_rows", two)):
-        found = [{"episode_id": e, "step_index": s} | row for (e, s), row in rows.items()]
-        database.register(relation, pl.DataFrame(found, schema=SCHEMA).to_arrow())
-    parts = {"level": {"level": "advantage"}, "groups": {"state": STATE}}.get(name, {})
-    text = read_compare_sql(name, one="one_rows", two="two_rows", **parts)
+def ask(database: duckdb.DuckDBPyConnection, name: str, first: Rows, two: Rows, **params: Any) -> list[Row]:
+    for relation, rows in (("one_rows", first), ("two_rows", two)):
+        answer = [{"episode_id": e, "step_index": s} | row for (e, s), row in rows.items()]
+        database.register(relation, pl.DataFrame(answer, schema=SCHEMA).to_arrow())
+    extra_params = {"level": {"level": "advantage"}, "groups": {"state": STATE}}.get(name, {})
+    text = read_compare_sql(name, one="one_rows", two="two_rows", **extra_params)
     table = database.sql(text, params=params or {"zero": ZERO}).to_arrow_table()
     return pl.DataFrame(table).to_dicts()
 
@@ -74,9 +74,9 @@ def ask(database: duckdb.DuckDBPyConnection, name: str, one: Rows, two: Rows, **
 # ---------------------------------------------------------------- the obvious comparison
 
 
-def shared(one: Rows, two: Rows) -> list[tuple[tuple[int, int], float, float]]:
-    both = sorted(set(one) & set(two))
-    pairs = [(key, one[key]["advantage"], two[key]["advantage"]) for key in both]
+def shared(first: Rows, two: Rows) -> list[tuple[tuple[int, int], float, float]]:
+    shared_keys = sorted(set(first) & set(two))
+    pairs = [(key, first[key]["advantage"], two[key]["advantage"]) for key in shared_keys]
     return [(key, x, y) for key, x, y in pairs if x is not None and y is not None]
 
 
@@ -92,14 +92,14 @@ def correlation(x: list[float], y: list[float]) -> float | None:
     return statistics.correlation(x, y) if len(set(x)) > 1 and len(set(y)) > 1 else None
 
 
-def obvious_level(one: Rows, two: Rows) -> Row:
-    pairs = shared(one, two)
+def obvious_level(first: Rows, two: Rows) -> Row:
+    pairs = shared(first, two)
     x, y = [p[1] for p in pairs], [p[2] for p in pairs]
     flipped = [(a, b) for a, b in zip(x, y, strict=True) if sign(a) * sign(b) < 0]
     weight = sum(abs(a) + abs(b) for a, b in zip(x, y, strict=True))
-    defined = [{key for key, row in rows.items() if row["advantage"] is not None} for rows in (one, two)]
+    defined = [{key for key, row in rows.items() if row["advantage"] is not None} for rows in (first, two)]
     return {
-        "covered_1": len(one),
+        "covered_1": len(first),
         "covered_2": len(two),
         "defined_1": len(defined[0]),
         "defined_2": len(defined[1]),
@@ -138,30 +138,30 @@ def change(before: str, after: str) -> str:
     return "gained" if before != "live" == after else "lost" if before == "live" != after else "same"
 
 
-def obvious_groups(one: Rows, two: Rows) -> list[Row]:
-    found = []
-    for group in sorted({episode // 2 for episode, _ in [*one, *two]}):
-        parts = [{key: row for key, row in rows.items() if key[0] // 2 == group} for rows in (one, two)]
-        level = obvious_level(*parts)
-        states = state(one, group), state(two, group)
+def obvious_groups(first: Rows, two: Rows) -> list[Row]:
+    groups = []
+    for group in sorted({episode // 2 for episode, _ in [*first, *two]}):
+        rows_of_group = [{key: row for key, row in rows.items() if key[0] // 2 == group} for rows in (first, two)]
+        level = obvious_level(*rows_of_group)
+        states = state(first, group), state(two, group)
         keys = {"group_id": group, "run_id": "r", "task_id": "tu"[group], "state_1": states[0], "state_2": states[1]}
         names = ("shared", "only_1", "only_2", "pearson", "flips", "mean_change", "max_change")
-        found.append(keys | {"change": change(*states)} | {name: level[name] for name in names})
-    return found
+        groups.append(keys | {"change": change(*states)} | {name: level[name] for name in names})
+    return groups
 
 
-def close(found: Row, expected: Row) -> None:
-    assert list(found) == list(expected)
+def close(actual: Row, expected: Row) -> None:
+    assert list(actual) == list(expected)
     for name, value in expected.items():
-        if isinstance(value, float) and found[name] is not None:
-            assert math.isclose(found[name], value, rel_tol=1e-9, abs_tol=1e-9), (name, found[name], value)
+        if isinstance(value, float) and actual[name] is not None:
+            assert math.isclose(actual[name], value, rel_tol=1e-9, abs_tol=1e-9), (name, actual[name], value)
         else:
-            assert found[name] == value, (name, found[name], value)
+            assert actual[name] == value, (name, actual[name], value)
 
 
-def well_spread(one: Rows, two: Rows) -> bool:
+def well_spread(first: Rows, two: Rows) -> bool:
     """Correlations of values that differ in the last digits alone are noise in either computation."""
-    pairs = shared(one, two)
+    pairs = shared(first, two)
     return all(
         max(v) == min(v) or statistics.pstdev(v) > 1e-6 for v in zip(*((x, y) for _, x, y in pairs), strict=True)
     )
@@ -172,23 +172,23 @@ def well_spread(one: Rows, two: Rows) -> bool:
 
 @settings(max_examples=examples(20))
 @given(JOBS, JOBS)
-def test_a_level_is_what_loops_over_its_rows_say(database: duckdb.DuckDBPyConnection, one: Rows, two: Rows) -> None:
-    (found,) = ask(database, "level", one, two)
-    expected = obvious_level(one, two)
-    if not well_spread(one, two):
-        found |= {"pearson": None}
+def test_a_level_is_what_loops_over_its_rows_say(database: duckdb.DuckDBPyConnection, first: Rows, two: Rows) -> None:
+    (actual,) = ask(database, "level", first, two)
+    expected = obvious_level(first, two)
+    if not well_spread(first, two):
+        actual |= {"pearson": None}
         expected |= {"pearson": None}
-    close(found, expected)
+    close(actual, expected)
 
 
 @settings(max_examples=examples(20))
 @given(JOBS, JOBS)
-def test_groups_are_what_loops_over_their_rows_say(database: duckdb.DuckDBPyConnection, one: Rows, two: Rows) -> None:
-    found = ask(database, "groups", one, two)
-    turned = [row["change"] in ("gained", "lost") for row in found]
+def test_groups_are_what_loops_over_their_rows_say(database: duckdb.DuckDBPyConnection, first: Rows, two: Rows) -> None:
+    actual = ask(database, "groups", first, two)
+    turned = [row["change"] in ("gained", "lost") for row in actual]
     assert turned == sorted(turned, reverse=True), "groups whose signal changed come first"
-    for row, expected in zip(sorted(found, key=lambda row: row["group_id"]), obvious_groups(one, two), strict=True):
-        if row["pearson"] is not None and expected["pearson"] is not None and not well_spread(one, two):
+    for row, expected in zip(sorted(actual, key=lambda row: row["group_id"]), obvious_groups(first, two), strict=True):
+        if row["pearson"] is not None and expected["pearson"] is not None and not well_spread(first, two):
             row["pearson"] = expected["pearson"]
         close(row, expected)
 
@@ -196,13 +196,15 @@ def test_groups_are_what_loops_over_their_rows_say(database: duckdb.DuckDBPyConn
 @settings(max_examples=examples(15))
 @given(JOBS, JOBS, st.integers(0, 5))
 def test_examples_are_the_largest_changes(
-    database: duckdb.DuckDBPyConnection, one: Rows, two: Rows, wanted: int
+    database: duckdb.DuckDBPyConnection, first: Rows, two: Rows, limit: int
 ) -> None:
-    pairs = [(-abs(y - x), key, x, y) for key, x, y in shared(one, two) if abs(y - x) > 0]
-    found = ask(database, "examples", one, two, examples=wanted)
-    expected = [(*key, x, y) for _, key, x, y in sorted(pairs)[:wanted]]
-    assert [(row["episode_id"], row["step_index"], row["advantage_1"], row["advantage_2"]) for row in found] == expected
-    for row in found:
+    pairs = [(-abs(y - x), key, x, y) for key, x, y in shared(first, two) if abs(y - x) > 0]
+    actual = ask(database, "examples", first, two, examples=limit)
+    expected = [(*key, x, y) for _, key, x, y in sorted(pairs)[:limit]]
+    assert [
+        (row["episode_id"], row["step_index"], row["advantage_1"], row["advantage_2"]) for row in actual
+    ] == expected
+    for row in actual:
         assert row["change"] == row["advantage_2"] - row["advantage_1"]
         assert row["action"] == f"act {row['episode_id']}.{row['step_index']}"
 
@@ -231,8 +233,10 @@ def mirrored(row: Row) -> Row:
     """A row of the comparison with the two sides exchanged."""
     swapped = {}
     for name, value in row.items():
-        other = name[:-1] + {"1": "2", "2": "1"}[name[-1]] if name.endswith(("_1", "_2")) else MIRRORED.get(name, name)
-        swapped[other] = (
+        mirrored = (
+            name[:-1] + {"1": "2", "2": "1"}[name[-1]] if name.endswith(("_1", "_2")) else MIRRORED.get(name, name)
+        )
+        swapped[mirrored] = (
             {"gained": "lost", "lost": "gained", "only_1": "only_2", "only_2": "only_1"}.get(value, value)
             if name == "change"
             else value
@@ -242,12 +246,12 @@ def mirrored(row: Row) -> Row:
 
 @settings(max_examples=examples(20))
 @given(JOBS, JOBS)
-def test_a_comparison_mirrors_its_reverse(database: duckdb.DuckDBPyConnection, one: Rows, two: Rows) -> None:
-    (there,), (back,) = ask(database, "level", one, two), ask(database, "level", two, one)
-    close(dict(sorted(mirrored(back).items())), dict(sorted(there.items())))
-    there_groups, back_groups = ask(database, "groups", one, two), ask(database, "groups", two, one)
-    for left, right in zip(there_groups, back_groups, strict=True):
-        close(dict(sorted(mirrored(right).items())), dict(sorted(left.items())))
+def test_a_comparison_mirrors_its_reverse(database: duckdb.DuckDBPyConnection, first: Rows, two: Rows) -> None:
+    (forth,), (back,) = ask(database, "level", first, two), ask(database, "level", two, first)
+    close(dict(sorted(mirrored(back).items())), dict(sorted(forth.items())))
+    there_groups, back_groups = ask(database, "groups", first, two), ask(database, "groups", two, first)
+    for forth_group, right in zip(there_groups, back_groups, strict=True):
+        close(dict(sorted(mirrored(right).items())), dict(sorted(forth_group.items())))
 
 
 @settings(max_examples=examples(20))
@@ -265,8 +269,8 @@ def test_correlations_do_not_mind_a_scale(database: duckdb.DuckDBPyConnection, j
 
 def test_a_turned_sign_is_a_correlation_of_minus_one(database: duckdb.DuckDBPyConnection) -> None:
     plain = {"group_size": 2, "flags": ""}
-    one = {(0, step): plain | {"advantage": float(step - 1)} for step in range(3)}
-    two = {key: row | {"advantage": -row["advantage"]} for key, row in one.items()}
-    (level,) = ask(database, "level", one, two)
+    first = {(0, step): plain | {"advantage": float(step - 1)} for step in range(3)}
+    two = {key: row | {"advantage": -row["advantage"]} for key, row in first.items()}
+    (level,) = ask(database, "level", first, two)
     assert (level["pearson"], level["spearman"]) == (pytest.approx(-1), pytest.approx(-1))
     assert (level["flips"], level["flip_share"], level["flip_weight"]) == (2, pytest.approx(2 / 3), 1)

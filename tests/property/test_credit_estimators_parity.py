@@ -27,13 +27,15 @@ def test_every_estimator_has_an_oracle() -> None:
 def test_oracle(name: str, data: st.DataObject) -> None:
     rows = data.draw(wide_rows(positive=name == "maxrl"))
     estimator = data.draw(estimators(name))
-    found = estimator.advantages(wide_frame(rows).drop("state_hash").lazy()).collect()
+    actual = estimator.advantages(wide_frame(rows).drop("state_hash").lazy()).collect()
     wanted_rows = EVERY[name](rows, estimator)
     for row in wanted_rows:
         row["anchor_key"] = None if row["anchor"] is None else text_hash(row["anchor"])
-    wanted = pl.DataFrame([{c: row[c] for c in found.schema} for row in wanted_rows], schema=found.schema, orient="row")
-    assert found.schema == make_output_schema(wide_frame([]).schema)
-    assert_frame_equal(found.select(EXACT), wanted.select(EXACT))
-    assert_frame_equal(found.select("return_to_go"), wanted.select("return_to_go"), abs_tol=1e-12, rel_tol=1e-12)
+    expected = pl.DataFrame(
+        [{c: row[c] for c in actual.schema} for row in wanted_rows], schema=actual.schema, orient="row"
+    )
+    assert actual.schema == make_output_schema(wide_frame([]).schema)
+    assert_frame_equal(actual.select(EXACT), expected.select(EXACT))
+    assert_frame_equal(actual.select("return_to_go"), expected.select("return_to_go"), abs_tol=1e-12, rel_tol=1e-12)
     numbers = ["a_episode", "a_step", "advantage"]
-    assert_frame_equal(found.select(numbers), wanted.select(numbers), abs_tol=1e-9, rel_tol=1e-9)
+    assert_frame_equal(actual.select(numbers), expected.select(numbers), abs_tol=1e-9, rel_tol=1e-9)

@@ -1,4 +1,4 @@
-"""The SQL twins agree with the estimators: advantages to 1e-9, sizes and flags exactly. GiGPO's: test_credit_parity."""
+"""The SQL twins agree with the estimators: advantages to 1e-9, sizes and flags exactly (GiGPO has its own file)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,11 +28,11 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
 
 def assert_twin(connection: duckdb.DuckDBPyConnection, steps: pl.DataFrame, estimator: Estimator) -> None:
     connection.register("some_steps", steps.to_arrow())
-    found = estimator_relation(connection, estimator, "some_steps").pl()
-    wanted = estimator.advantages(steps.lazy()).collect()
-    assert found.schema == wanted.schema
-    assert_frame_equal(found.drop(NUMBERS), wanted.drop(NUMBERS))
-    assert_frame_equal(found.select(NUMBERS), wanted.select(NUMBERS), abs_tol=1e-9, rel_tol=1e-9)
+    actual = estimator_relation(connection, estimator, "some_steps").pl()
+    expected = estimator.advantages(steps.lazy()).collect()
+    assert actual.schema == expected.schema
+    assert_frame_equal(actual.drop(NUMBERS), expected.drop(NUMBERS))
+    assert_frame_equal(actual.select(NUMBERS), expected.select(NUMBERS), abs_tol=1e-9, rel_tol=1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name in TWINS if name != "gigpo"])
@@ -50,8 +50,8 @@ def test_a_null_key_is_refused_by_both(connection: duckdb.DuckDBPyConnection, na
     """A row without its key is no row to leave out: its siblings would be credited as if it had never been."""
     rows: list[dict[str, Any]] = data.draw(wide_rows(positive=name == "maxrl"))
     places = st.tuples(st.integers(0, len(rows) - 1), st.sampled_from(KEYS))
-    for place, key in data.draw(st.sets(places, min_size=1, max_size=3)):
-        rows[place] = rows[place] | {key: None}
+    for position, key in data.draw(st.sets(places, min_size=1, max_size=3)):
+        rows[position] = rows[position] | {key: None}
     estimator = data.draw(estimators(name))
     with pytest.raises(ContractError, match=r"steps: (\w+) is NULL in \d+ rows"):
         estimator.advantages(wide_frame(rows).lazy()).collect()

@@ -1,5 +1,5 @@
-"""Incremental credit is full credit: whatever happened to the lake, the series shows what a computation from the start
-shows, and only groups whose inputs changed were computed.
+"""Incremental credit is full credit: no matter what happened to the lake, the series shows what a computation from the
+start shows, and only groups whose inputs changed were computed.
 """
 
 import random
@@ -27,7 +27,7 @@ CHOICES = (
 )
 HAPPENINGS = ("record", "retract", "judge", "judge", "regroup", "compact")
 BUDGETS = st.sampled_from([None, 1e-6])
-"""Everything in one range, or every group in one of its own."""
+"""Everything in one range, or every group in another process."""
 
 
 class CreditMachine(RuleBasedStateMachine):

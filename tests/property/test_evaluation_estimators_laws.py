@@ -55,10 +55,10 @@ def test_the_behaviour_policy_s_own_value_is_the_recorded_mean(name: str, turns:
     turns = on_policy(turns)
     estimator = named(name)
     assert estimator.value(turns)(once(turns)) == pytest.approx(slow("behaviour", turns), abs=1e-9)
-    found = estimator.reliability(turns)
-    assert found.mean == pytest.approx(1.0)
-    assert found.ess == pytest.approx(found.n)
-    assert found.n == (turns.length_E.sum() if name == "fqe" else turns.episodes)
+    reliability = estimator.reliability(turns)
+    assert reliability.mean == pytest.approx(1.0)
+    assert reliability.ess == pytest.approx(reliability.n)
+    assert reliability.n == (turns.length_E.sum() if name == "fqe" else turns.episodes)
     if name != "fqe":
         assert estimator.bias(turns) in ("none", "towards behaviour")
 
@@ -78,13 +78,13 @@ def test_counting_an_episode_twice_is_having_it_twice(name: str, turns: Turns, d
     counts = np.array(data.draw(st.lists(st.integers(0, 3), min_size=turns.episodes, max_size=turns.episodes)))
     if not counts.sum():
         counts[0] = 1
-    chosen = np.repeat(np.arange(turns.episodes), counts)
+    resample = np.repeat(np.arange(turns.episodes), counts)
     copies = Turns(
-        turns.log_ratio_EH[chosen],
-        turns.reward_EH[chosen],
-        turns.length_E[chosen],
-        turns.state_EH[chosen],
-        turns.task_E[chosen],
+        turns.log_ratio_EH[resample],
+        turns.reward_EH[resample],
+        turns.length_E[resample],
+        turns.state_EH[resample],
+        turns.task_E[resample],
         turns.gamma,
     )
     estimator = named(name)
@@ -100,7 +100,7 @@ def test_doubly_robust_without_values_is_per_decision_importance_sampling(turns:
 
 @given(some_turns())
 def test_a_fit_without_pull_is_doubly_robust_where_no_state_recurs(turns: Turns) -> None:
-    """Every turn a state of its own: with hardly any shrinkage the products of ratios come back."""
+    """Every turn its own state: with hardly any shrinkage the products of ratios come back."""
     alone = np.where(turns.state_EH < 0, -1, np.arange(turns.state_EH.size).reshape(turns.state_EH.shape))
     turns = Turns(turns.log_ratio_EH, turns.reward_EH, turns.length_E, alone, turns.task_E, turns.gamma)
     values, levels = fitted_by_hand(turns)
@@ -113,12 +113,12 @@ def fitted_by_hand(turns: Turns) -> tuple[np.ndarray, np.ndarray]:
     value = [0.0] * turns.episodes
     levels = np.zeros_like(turns.reward_EH)
     for t in reversed(range(turns.horizon)):
-        here = [e for e in range(turns.episodes) if t < turns.length_E[e]]
-        y = {e: turns.reward_EH[e, t] + turns.gamma * (value[e] if t + 1 < turns.length_E[e] else 0.0) for e in here}
-        w = {e: float(np.exp(turns.log_ratio_EH[e, t])) for e in here}
-        b = sum(w[e] * y[e] for e in here) / sum(w.values())
+        alive = [e for e in range(turns.episodes) if t < turns.length_E[e]]
+        y = {e: turns.reward_EH[e, t] + turns.gamma * (value[e] if t + 1 < turns.length_E[e] else 0.0) for e in alive}
+        w = {e: float(np.exp(turns.log_ratio_EH[e, t])) for e in alive}
+        b = sum(w[e] * y[e] for e in alive) / sum(w.values())
         levels[:, t] = b
-        for e in here:
+        for e in alive:
             value[e] = b + w[e] * (y[e] - b)
     return np.array(value), levels
 
@@ -129,11 +129,11 @@ def test_fitted_values_add_up_to_their_targets(turns: Turns) -> None:
     values = fit_values(turns, list_visits(turns), once(turns), 1.0)
     padded = np.concatenate([values, np.zeros((turns.episodes, 1))], axis=1)
     for t in range(turns.horizon):
-        here = turns.alive_EH[:, t]
-        outcome, ratio = turns.reward_EH[here, t] + turns.gamma * padded[here, t + 1], turns.ratio_EH[here, t]
+        alive = turns.alive_EH[:, t]
+        outcome, ratio = turns.reward_EH[alive, t] + turns.gamma * padded[alive, t + 1], turns.ratio_EH[alive, t]
         level = (ratio @ outcome) / ratio.sum()
-        assert values[here, t].sum() == pytest.approx((level + ratio * (outcome - level)).sum(), abs=1e-8)
-        assert not values[~here, t].any()
+        assert values[alive, t].sum() == pytest.approx((level + ratio * (outcome - level)).sum(), abs=1e-8)
+        assert not values[~alive, t].any()
 
 
 def test_fitted_values_are_what_least_squares_finds() -> None:
@@ -156,8 +156,8 @@ def test_the_critic_does_not_know_the_episode_it_is_used_for(turns: Turns) -> No
     before = cross_fit_values(turns, 1.0)
     changed = turns.reward_EH.copy()
     changed[0, 0] += 100.0
-    other = Turns(turns.log_ratio_EH, changed, turns.length_E, turns.state_EH, turns.task_E, turns.gamma)
-    assert cross_fit_values(other, 1.0)[0] == pytest.approx(before[0])
+    other_turns = Turns(turns.log_ratio_EH, changed, turns.length_E, turns.state_EH, turns.task_E, turns.gamma)
+    assert cross_fit_values(other_turns, 1.0)[0] == pytest.approx(before[0])
 
 
 @given(st.lists(st.integers(0, 4), max_size=40))
@@ -165,7 +165,7 @@ def test_siblings_and_lone_episodes_are_spread_over_the_parts(tasks: list[int]) 
     fold_E = assign_folds(np.array(tasks, np.int64))
     assert set(fold_E) <= set(range(FOLDS))
     for task in set(tasks):
-        mine = [int(fold) for fold, other in zip(fold_E, tasks, strict=True) if other == task]
+        mine = [int(fold) for fold, other_task in zip(fold_E, tasks, strict=True) if other_task == task]
         assert len(set(mine)) == min(FOLDS, len(mine)), "siblings repeat a part only when all have had one"
     assert len(set(assign_folds(np.arange(FOLDS)).tolist())) == FOLDS
 
@@ -183,7 +183,7 @@ def slow_contributions(turns: Turns) -> np.ndarray:
     return np.array([np.exp(turns.log_ratio_EH[e, 0]) * turns.reward_EH[e, 0] for e in range(turns.episodes)])
 
 
-# ---------------------------------------------------------------- a process of which the truth is known
+# ---------------------------------------------------------------- a process with a known truth
 
 SAMPLES, SIZE = 30, 300
 

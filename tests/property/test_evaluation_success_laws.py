@@ -26,15 +26,15 @@ outcomes = st.lists(st.booleans(), max_size=7)
 @given(outcomes, st.integers(1, 8))
 def test_pass_at_k_is_the_share_of_draws_of_k(outcome_G: list[bool], k: int) -> None:
     draws = list(combinations(outcome_G, k))
-    found = (
+    actual = (
         compute_pass_at_k(len(outcome_G), sum(outcome_G), k),
         compute_pass_all_k(len(outcome_G), sum(outcome_G), k),
     )
     if not draws:
-        assert found == (None, None)
+        assert actual == (None, None)
     else:
-        assert found[0] == pytest.approx(sum(map(any, draws)) / len(draws))
-        assert found[1] == pytest.approx(sum(map(all, draws)) / len(draws))
+        assert actual[0] == pytest.approx(sum(map(any, draws)) / len(draws))
+        assert actual[1] == pytest.approx(sum(map(all, draws)) / len(draws))
 
 
 def test_pass_at_k_is_unbiased() -> None:
@@ -43,9 +43,9 @@ def test_pass_at_k_is_unbiased() -> None:
     wins_P = rng.binomial(6, 0.3, 20_000)
     for k in (1, 2, 4):
         at = [compute_pass_at_k(6, int(wins), k) or 0.0 for wins in wins_P]
-        every = [compute_pass_all_k(6, int(wins), k) or 0.0 for wins in wins_P]
+        all_succeed = [compute_pass_all_k(6, int(wins), k) or 0.0 for wins in wins_P]
         assert np.mean(at) == pytest.approx(1 - 0.7**k, abs=4 * np.std(at) / np.sqrt(len(at)))
-        assert np.mean(every) == pytest.approx(0.3**k, abs=4 * np.std(every) / np.sqrt(len(every)))
+        assert np.mean(all_succeed) == pytest.approx(0.3**k, abs=4 * np.std(all_succeed) / np.sqrt(len(all_succeed)))
 
 
 steps = st.integers(-4, 4).map(lambda n: n / 4)
@@ -134,11 +134,11 @@ def test_successes_and_failures_are_counted_exactly_however_many(won: int, lost:
 @given(st.lists(st.tuples(steps, steps), min_size=1, max_size=8))
 def test_a_comparison_turned_round(pairs: list[tuple[float, float]]) -> None:
     array = np.array(pairs)
-    one, other = compare_paired(array, seed=1), compare_paired(array[:, ::-1], seed=1)
-    assert one.difference == pytest.approx(-(other.difference or 0.0))
-    assert (one.value, one.against, one.p, one.tasks) == (other.against, other.value, other.p, len(pairs))
-    if one.low is not None and one.high is not None and other.low is not None and other.high is not None:
-        assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
+    first, second = compare_paired(array, seed=1), compare_paired(array[:, ::-1], seed=1)
+    assert first.difference == pytest.approx(-(second.difference or 0.0))
+    assert (first.value, first.against, first.p, first.tasks) == (second.against, second.value, second.p, len(pairs))
+    if first.low is not None and first.high is not None and second.low is not None and second.high is not None:
+        assert (first.low, first.high) == pytest.approx((-second.high, -second.low))
 
 
 def test_no_tasks_say_nothing() -> None:
@@ -163,25 +163,25 @@ def frame(rows: list[tuple[str, str, float | None, bool]]) -> pl.DataFrame:
 def test_success_rows_are_what_counting_gives(
     rows: list[tuple[str, str, float | None, bool]], threshold: float
 ) -> None:
-    found = compute_success(frame(rows), threshold=threshold, ks=(1, 2))
-    table = {(row["name"], row["measure"]): row for row in found.iter_rows(named=True)}
+    actual = compute_success(frame(rows), threshold=threshold, ks=(1, 2))
+    table = {(row["name"], row["measure"]): row for row in actual.iter_rows(named=True)}
     for name in {row[0] for row in rows if not row[3]}:
         mine = [row for row in rows if row[0] == name and not row[3]]
-        known = [row for row in mine if row[2] is not None]
-        wins = [row for row in known if (row[2] or 0.0) >= threshold]
+        known_rows = [row for row in mine if row[2] is not None]
+        wins = [row for row in known_rows if (row[2] or 0.0) >= threshold]
         success = table[name, "success"]
-        assert (success["attempts"], success["unscored"]) == (len(known), len(mine) - len(known))
-        if not known:
+        assert (success["attempts"], success["unscored"]) == (len(known_rows), len(mine) - len(known_rows))
+        if not known_rows:
             assert success["value"] is None
             continue
-        assert success["value"] == pytest.approx(len(wins) / len(known))
-        if len({row[1] for row in known}) == 1:
-            assert (success["low"], success["high"]) == wilson_interval(len(wins) / len(known), len(known))
+        assert success["value"] == pytest.approx(len(wins) / len(known_rows))
+        if len({row[1] for row in known_rows}) == 1:
+            assert (success["low"], success["high"]) == wilson_interval(len(wins) / len(known_rows), len(known_rows))
         assert 0 <= success["low"] <= success["value"] <= success["high"] <= 1
         for k in (1, 2):
             shares = []
-            for task in {row[1] for row in known}:
-                outcome_G = [(row[2] or 0.0) >= threshold for row in known if row[1] == task]
+            for task in {row[1] for row in known_rows}:
+                outcome_G = [(row[2] or 0.0) >= threshold for row in known_rows if row[1] == task]
                 draws = list(combinations(outcome_G, k))
                 shares += [sum(map(any, draws)) / len(draws)] if draws else []
             row = table[name, f"pass@{k}"]
@@ -205,11 +205,11 @@ def test_two_names_are_compared_on_the_tasks_of_both(rows: list[tuple[str, str, 
     attempts = frame([*rows, ("a", "both", 1.0, False), ("b", "both", 0.0, False)])
     (row,) = compare_names(attempts, name="a", baseline="b", ks=(1,)).filter(measure="pass@1").to_dicts()
     plain = attempts.filter(~pl.col("nested"))
-    left, right = (
+    ours, right = (
         {task: c / n for task, n, c, _ in summarise_tasks(plain.filter(name=name), 1.0).iter_rows()}
         for name in ("a", "b")
     )
-    shared = left.keys() & right.keys()
+    shared = ours.keys() & right.keys()
     assert row["tasks"] == len(shared)
-    assert row["value"] == pytest.approx(sum(left[task] for task in shared) / len(shared))
+    assert row["value"] == pytest.approx(sum(ours[task] for task in shared) / len(shared))
     assert row["difference"] == pytest.approx(row["value"] - row["against"])

@@ -74,29 +74,29 @@ Groups = dict[tuple[Any, int], list[Row]]
 
 
 def obvious(step: Any, groups: Groups) -> Groups:
-    made: Groups = defaultdict(list)
+    groups_made: Groups = defaultdict(list)
     for (group, draw), members in groups.items():
         if isinstance(step, Subsample):
             if len(members) < step.size and step.short == "drop":
                 continue
             for number in range(step.draws):
-                made[group, draw * step.draws + number] = drawn(members, step, number)
+                groups_made[group, draw * step.draws + number] = drawn(members, step, number)
         elif isinstance(step, DropFailed):
-            made[group, draw] = [row for row in members if row["status"] not in step.statuses]
+            groups_made[group, draw] = [row for row in members if row["status"] not in step.statuses]
         elif isinstance(step, StalenessCap):
             newest = max((row["policy_version"] for row in members if row["policy_version"] is not None), default=0)
             for row in members:
                 version = row["policy_version"]
                 if step.unknown == "keep" if version is None else newest - version <= step.max_behind:
-                    made[group, draw].append(row)
+                    groups_made[group, draw].append(row)
         else:
             context = ("first_context",) if step.context == "identical" else ()
             starts = {
                 tuple(row[n] for n in ("environment", "task_id", "seed", *context, *step.also_equal)) for row in members
             }
             alike = len(starts) == 1 and not (context and members[0]["first_context"] is None)
-            made[ids.key_hash("merge_runs", *starts.pop()) if alike else group, draw] += members
-    return made
+            groups_made[ids.key_hash("merge_runs", *starts.pop()) if alike else group, draw] += members
+    return groups_made
 
 
 def drawn(members: list[Row], step: Subsample, number: int) -> list[Row]:
@@ -124,12 +124,12 @@ def test_steps_in_order_make_the_groups_of_the_obvious_ones(steps: list[Any], ro
         groups[row["group_id"], 0].append(row)
     for step in steps:
         groups = obvious(step, groups)
-    found = regroup(grouping, frame(rows))
-    members = found.rows.select("episode_id", "group_id", "draw", "collected_group_id").rows()
+    grouping_members = regroup(grouping, frame(rows))
+    members = grouping_members.rows.select("episode_id", "group_id", "draw", "collected_group_id").rows()
     assert len(members) == len(set(members))
     assert set(members) == as_rows(groups, grouping.definition())
-    assert found.rows["draw"].is_between(0, grouping.draws - 1).all()
-    assert all(count > 0 for _, _, count in found.notes)
+    assert grouping_members.rows["draw"].is_between(0, grouping.draws - 1).all()
+    assert all(count > 0 for _, _, count in grouping_members.notes)
 
 
 # ---------------------------------------------------------------- laws
@@ -146,9 +146,9 @@ def test_the_order_of_rows_does_not_matter(steps: list[Any], rows: list[Row], rn
 
 @settings(max_examples=examples(20))
 @given(st.builds(Subsample, size=st.integers(1, 4), draws=st.integers(1, 3)), collections(), collections())
-def test_a_draw_is_not_disturbed_by_unrelated_episodes(step: Subsample, rows: list[Row], others: list[Row]) -> None:
+def test_a_draw_is_not_disturbed_by_unrelated_episodes(step: Subsample, rows: list[Row], unrelated: list[Row]) -> None:
     grouping = Grouping(name="g", steps=(step,))
-    elsewhere = [row | {"group_id": row["group_id"] + 10, "episode_id": row["episode_id"] + 2**62} for row in others]
+    elsewhere = [row | {"group_id": row["group_id"] + 10, "episode_id": row["episode_id"] + 2**62} for row in unrelated]
     alone = regroup(grouping, frame(rows)).rows
     together = regroup(grouping, frame(rows + elsewhere)).rows.filter(pl.col("collected_group_id") < 10)
     assert together.equals(alone)

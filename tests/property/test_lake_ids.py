@@ -34,8 +34,8 @@ def test_text_may_be_upper_case_and_padded(value: int) -> None:
 
 
 @given(IDS, IDS)
-def test_text_sorts_as_the_number_does(left: int, right: int) -> None:
-    assert (ids.to_text(left) < ids.to_text(right)) == (left < right)
+def test_text_sorts_as_the_number_does(first: int, right: int) -> None:
+    assert (ids.to_text(first) < ids.to_text(right)) == (first < right)
 
 
 @given(st.text(alphabet=string.ascii_letters + string.digits + " -_\u0131", max_size=16))
@@ -69,12 +69,12 @@ def test_lone_surrogates_hash_and_differ_from_their_replacement(text: str) -> No
 
 
 @given(KEYS, KEYS)
-def test_keys_are_equal_exactly_when_their_parts_are_equal_and_of_one_type(left: list, right: list) -> None:
-    assert (ids.key_hash(*left) == ids.key_hash(*right)) == (typed(left) == typed(right))
+def test_keys_are_equal_exactly_when_their_parts_are_equal_and_of_one_type(first: list, right: list) -> None:
+    assert (ids.key_hash(*first) == ids.key_hash(*right)) == (typed(first) == typed(right))
 
 
 @pytest.mark.parametrize(
-    ("left", "right"),
+    ("first", "right"),
     [
         ((1,), ("1",)),
         ((1,), (True,)),
@@ -91,8 +91,8 @@ def test_keys_are_equal_exactly_when_their_parts_are_equal_and_of_one_type(left:
         (("\u00e9",), ("\\u00e9",)),
     ],
 )
-def test_keys_that_look_alike_are_kept_apart(left: tuple, right: tuple) -> None:
-    assert ids.key_hash(*left) != ids.key_hash(*right)
+def test_keys_that_look_alike_are_kept_apart(first: tuple, right: tuple) -> None:
+    assert ids.key_hash(*first) != ids.key_hash(*right)
 
 
 def test_stored_lakes_depend_on_these_values() -> None:

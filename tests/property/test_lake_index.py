@@ -1,4 +1,4 @@
-"""The index of a writer against a plain dictionary: whatever batches come, and however files are merged meanwhile."""
+"""The index of a writer against a plain dictionary: for any batches, and for any merges of files in between."""
 
 import itertools
 import shutil
@@ -37,7 +37,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def made(key: Key) -> tuple[EpisodeRecord, Identity]:
+def make_record(key: Key) -> tuple[EpisodeRecord, Identity]:
     task, rollout, attempt, agent = key
     record = episode(f"task {task}", rollout, steps=1, attempt=attempt, agent_id=agent, run_id="run")
     return record, identify(record, "run")
@@ -49,25 +49,25 @@ def row(key: Key, identity: Identity) -> tuple[Any, ...]:
 
 
 def append(store: Store, keys: Sequence[Key]) -> None:
-    records, identities = zip(*map(made, keys), strict=True)
+    records, identities = zip(*map(make_record, keys), strict=True)
     frame = build_episodes_frame(list(records), list(identities), ids.fresh_id())
     store.append("episodes", conform(frame, TABLES["episodes"]))
 
 
 def assert_agree(index: EpisodeIndex, oracle: dict[int, tuple[Any, ...]]) -> None:
-    """The index answers as the dictionary does, for what is there and for what is not."""
+    """The index answers as the dictionary does, for present keys and for absent ones."""
     some = list(oracle)[::2]
     absent = [0, 1, ids.MASK]
-    for asked in ([], absent, [*oracle, *absent, *oracle], some):
-        found = {key: content for key, (content, _) in index.look_up(asked, ()).contents.items()}
-        assert found == {key: oracle[key][1] for key in asked if key in oracle}
+    for keys_asked in ([], absent, [*oracle, *absent, *oracle], some):
+        contents = {key: content for key, (content, _) in index.look_up(keys_asked, ()).contents.items()}
+        assert contents == {key: oracle[key][1] for key in keys_asked if key in oracle}
     groups = {value[2] for value in oracle.values()}
-    for chosen in ([], absent, list(groups), [*absent, *list(groups)[:1]]):
+    for groups_asked in ([], absent, list(groups), [*absent, *list(groups)[:1]]):
         newest: dict[tuple[Any, ...], LatestAttempt] = {}
         for episode_id, content, *slot, attempt in sorted(oracle.values(), key=lambda value: value[-1]):
-            if slot[0] in chosen:
+            if slot[0] in groups_asked:
                 newest[tuple(slot)] = LatestAttempt(attempt, episode_id, content)
-        assert index.look_up((), chosen).newest == newest
+        assert index.look_up((), groups_asked).newest == newest
 
 
 @settings(max_examples=examples(15))
@@ -79,19 +79,19 @@ def test_it_answers_as_a_dictionary_does(
     index, oracle = EpisodeIndex(store), dict[int, tuple[Any, ...]]()
     for number, keys in enumerate(batches):
         append(store, keys)
-        oracle |= {made(key)[1].episode_id: row(key, made(key)[1]) for key in keys}
+        oracle |= {make_record(key)[1].episode_id: row(key, make_record(key)[1]) for key in keys}
         if number in compacted:
             compact(store, "episodes")
         if number in looked_at:
             assert index.refresh() == store.refresh("episodes")
             assert_agree(index, oracle)
-    for other in (index, EpisodeIndex(store)):
-        other.refresh()
-        assert_agree(other, oracle)
+    for reader in (index, EpisodeIndex(store)):
+        reader.refresh()
+        assert_agree(reader, oracle)
 
 
 def test_its_runs_stay_few(empty: Path, tmp_path: Path) -> None:
-    """Each at least twice as long as the next: a lookup costs the logarithm of what is there."""
+    """Each at least twice as long as the next: a lookup costs the logarithm of the size."""
     store = Store(Objects(shutil.copytree(empty, tmp_path / "lake")))
     index = EpisodeIndex(store)
     for number in range(20):

@@ -13,7 +13,7 @@ import lake
 from lake.read.query import QuerySession
 from lake.read.query_views import read_views
 from lake.read.snapshot import Snapshot
-from lake.search.query import search_episodes
+from lake.search import search_episodes
 from lake.tables import TABLES
 from lake.tables.definitions import JUDGEMENTS
 from testkit.copies import empty_lake
@@ -28,12 +28,12 @@ _OF_A_WRITE = {"write_id", "job_id", "source_id", "at", "started_at", "ended_at"
 def rows(session: QuerySession, name: str) -> pl.DataFrame:
     """The rows of a table or view that do not depend on when and by what they were written, in order."""
     frame = session.query(f"SELECT * FROM {name}")
-    kept = [column for column in frame.columns if column not in _OF_A_WRITE]
-    return frame.select(kept).sort(kept, nulls_last=True)
+    columns = [column for column in frame.columns if column not in _OF_A_WRITE]
+    return frame.select(columns).sort(columns, nulls_last=True)
 
 
 def without_lineage() -> list[str]:
-    """Tables of facts, and views: what is current, of whichever jobs."""
+    """Tables of facts, and views: what is current, of all jobs."""
     lineage = {"jobs", "job_runs", "credit_series", "checkpoints", "metrics", "batches", "retractions"}
     of_jobs = {table.name for table in JUDGEMENTS}
     return [name for name in (*TABLES, *read_views()) if name not in lineage | of_jobs]
@@ -47,31 +47,31 @@ def test_lakes_read_together_are_one_lake(number: int) -> None:
     places = [set(chance.sample(range(3), chance.choice((1, 1, 2, 3)))) for _ in EPISODES]
     credited = chance.choice(([], [0], [1], [2]))
     with TemporaryDirectory() as folder:
-        parts = [empty_lake(Path(folder, name)) for name in "abc"]
-        whole = empty_lake(Path(folder, "whole"))
-        whole.append(EPISODES, run_id=RUN)
-        for place, part in enumerate(parts):
-            if mine := [one for one, where in zip(EPISODES, places, strict=True) if place in where]:
+        lakes = [empty_lake(Path(folder, name)) for name in "abc"]
+        undivided = empty_lake(Path(folder, "whole"))
+        undivided.append(EPISODES, run_id=RUN)
+        for index, part in enumerate(lakes):
+            if mine := [name for name, where in zip(EPISODES, places, strict=True) if index in where]:
                 part.append(mine, run_id=RUN)
-        for part in (parts[place] for place in credited):
+        for part in (lakes[index] for index in credited):
             if part.sql("SELECT count(*) FROM episodes").item():
                 add_credit(part)
-        joined = lake.open([part.uri for part in parts])
+        joined = lake.open([part.uri for part in lakes])
         add_credit(joined)
-        add_credit(whole)
-        taken = chance.choice(whole.sql("SELECT episode_id FROM episodes ORDER BY 1")["episode_id"].to_list())
-        whole.retract([taken])
-        for part in parts:
-            if part.sql("SELECT count(*) FROM episodes WHERE episode_id = ?", [taken]).item():
-                part.retract([taken])
-        seen, expected = joined.snapshot(), whole.snapshot()
-        with seen.session() as one, expected.session() as other:
+        add_credit(undivided)
+        episode_id = chance.choice(undivided.sql("SELECT episode_id FROM episodes ORDER BY 1")["episode_id"].to_list())
+        undivided.retract([episode_id])
+        for part in lakes:
+            if part.sql("SELECT count(*) FROM episodes WHERE episode_id = ?", [episode_id]).item():
+                part.retract([episode_id])
+        snapshot, expected = joined.snapshot(), undivided.snapshot()
+        with snapshot.session() as first_session, expected.session() as second_session:
             for name in without_lineage():
                 # Sums of floats may go through the files in another order.
-                assert_frame_equal(rows(one, name), rows(other, name), rel_tol=1e-12)
-        assert by_scan(seen).equals(by_scan(expected))
-        found = [search_episodes(one, "hall 1").drop("step_index").sort("episode_id") for one in (seen, expected)]
-        assert found[0].equals(found[1])
+                assert_frame_equal(rows(first_session, name), rows(second_session, name), rel_tol=1e-12)
+        assert by_scan(snapshot).equals(by_scan(expected))
+        hits = [search_episodes(snap, "hall 1").drop("step_index").sort("episode_id") for snap in (snapshot, expected)]
+        assert hits[0].equals(hits[1])
 
 
 def by_scan(snapshot: Snapshot) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Any sequence of what people do to a lake, beside an oracle that is a few dictionaries.
+"""Any sequence of what people do to a lake, next to an oracle that is a few dictionaries.
 
 Records come, come again, come with other content, are retried; episodes are retracted, restored and forgotten; tables
 are compacted and vacuumed while days pass; snapshots are taken, named and reopened. After every step the lake shows
@@ -57,9 +57,9 @@ class LakeMachine(RuleBasedStateMachine):
         self.now = datetime(2126, 1, 1, tzinfo=UTC)
         self.lk = self.opened()
         self.stored: dict[Key, Content] = {}
-        """Whatever was recorded and not forgotten."""
+        """No matter what was recorded and not forgotten."""
         self.replaced: set[Key] = set()
-        """By a later attempt, for good."""
+        """By a later attempt, permanently."""
         self.retracted: set[Key] = set()
         """By people, until they restore it."""
         self.forgotten: set[Key] = set()
@@ -102,8 +102,8 @@ class LakeMachine(RuleBasedStateMachine):
 
     def numbers(self, names: list[Key]) -> list[int]:
         rows = self.lk.snapshot().scan_all("episodes").collect()
-        found = rows.select("task_id", "rollout_index", "attempt", "episode_id").rows()
-        return [number for *name, number in found if tuple(name) in names]
+        stored_names = rows.select("task_id", "rollout_index", "attempt", "episode_id").rows()
+        return [number for *name, number in stored_names if tuple(name) in names]
 
     def took(self, records: list[EpisodeRecord]) -> tuple[int, int, int]:
         """What recording does to the dictionaries: new, present, rejected."""
@@ -123,10 +123,10 @@ class LakeMachine(RuleBasedStateMachine):
         return new, present, rejected
 
     def one_attempt_per_slot(self, name: Key) -> None:
-        """Of the attempts at one rollout the highest counts, in whatever order they come."""
-        attempts = [other for other in self.stored if other[:2] == name[:2]]
-        if name == max(attempts, key=lambda other: other[2]):
-            self.replaced.update(other for other in attempts if other != name)
+        """Of the attempts at one rollout the highest counts, in any order."""
+        attempts = [attempt for attempt in self.stored if attempt[:2] == name[:2]]
+        if name == max(attempts, key=lambda attempt: attempt[2]):
+            self.replaced.update(attempt for attempt in attempts if attempt != name)
         else:
             self.replaced.add(name)
 
@@ -138,7 +138,7 @@ class LakeMachine(RuleBasedStateMachine):
 
     @rule(slots=st.lists(SLOTS, min_size=1, max_size=4), attempt=st.integers(0, 2))
     def they_record(self, slots: list[tuple[int, int]], attempt: int) -> None:
-        """New ones, replays, and retries, as it comes."""
+        """New ones, replays, and retries, in any order."""
         self.record([scored(t, n, steps=1 + n, tokens=n % 2 == 0, attempt=attempt) for t, n in slots])
 
     @rule(slot=SLOTS, attempt=st.integers(0, 2), number=SEEDS)
@@ -218,33 +218,33 @@ class LakeMachine(RuleBasedStateMachine):
     @invariant()
     def the_lake_shows_what_the_dictionaries_say(self) -> None:
         self.stamp()
-        seen = view(self.lk.snapshot())
-        assert (seen.duplicated, seen.broken) == (0, 0)
-        assert seen.episodes == self.visible()
+        state = view(self.lk.snapshot())
+        assert (state.duplicated, state.broken) == (0, 0)
+        assert state.episodes == self.visible()
         in_sql = self.lk.sql("SELECT DISTINCT episode_id FROM current_retractions ORDER BY 1")["episode_id"]
         assert in_sql.to_list() == self.lk.snapshot().retracted.to_list()
 
     @rule()
     def old_snapshots_show_what_they_showed(self) -> None:
-        for versions, at, shown in self.snapshots:
+        for versions, at, contents in self.snapshots:
             if self.now - at < timedelta(days=7):
-                self.compare(versions, shown)
-                self.compare(at, shown)
-        for name, shown in self.named.items():
-            self.compare(name, shown)
+                self.compare(versions, contents)
+                self.compare(at, contents)
+        for name, contents in self.named.items():
+            self.compare(name, contents)
 
-    def compare(self, when: dict[str, int] | str | datetime, shown: dict[Key, Content]) -> None:
+    def compare(self, when: dict[str, int] | str | datetime, contents: dict[Key, Content]) -> None:
         """An old snapshot, unless something in it was forgotten: then its files are gone, and it says so."""
         if self.forgotten:
             try:
-                seen = view(self.lk.at(when))
+                state = view(self.lk.at(when))
             except (LakeAccessError, FileNotFoundError):
                 return
-            assert seen.broken == seen.duplicated == 0
-            for name in seen.episodes:
+            assert state.broken == state.duplicated == 0
+            for name in state.episodes:
                 assert name not in self.forgotten
         else:
-            assert view(self.lk.at(when)).episodes == shown
+            assert view(self.lk.at(when)).episodes == contents
 
 
 def run(*, examples: int, steps: int, number: int) -> None:
@@ -265,21 +265,21 @@ def test_a_lake_is_a_few_dictionaries() -> None:
 
 
 def test_the_dictionaries_say_what_is_restored() -> None:
-    """A walk by hand, so that a short run meets restorations beside retries, snapshots and maintenance."""
+    """A walk by hand, so that a short run meets restorations next to retries, snapshots and maintenance."""
     machine = LakeMachine()
-    first, other, later = ("t0", 0, 0), ("t0", 1, 0), ("t0", 0, 1)
+    first, second, later = ("t0", 0, 0), ("t0", 1, 0), ("t0", 0, 1)
     events: list[Callable[[], object]] = [
         lambda: machine.they_draw_ids(1),
         lambda: machine.they_record([(0, 0), (0, 1)], attempt=0),
         machine.they_take_a_snapshot,
-        lambda: machine.retract([first, other]),
+        lambda: machine.retract([first, second]),
         machine.they_name_a_snapshot,
         lambda: machine.restore([first]),
         machine.they_compact,
         lambda: machine.retract([first]),
         machine.they_vacuum,
         lambda: machine.they_record([(0, 0)], attempt=1),
-        lambda: machine.restore([first, other]),
+        lambda: machine.restore([first, second]),
         machine.they_come_back,
         lambda: machine.retract([later]),
         lambda: machine.restore([first, later]),

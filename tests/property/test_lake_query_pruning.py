@@ -103,30 +103,30 @@ SOURCES = (
 @st.composite
 def conditions(draw: st.DrawFn, values: dict[str, list[int | str]]) -> str:
     column = draw(st.sampled_from(sorted(values)))
-    one, other = (literal(draw(st.sampled_from(values[column])), draw(st.booleans())) for _ in range(2))
+    first, second = (literal(draw(st.sampled_from(values[column])), draw(st.booleans())) for _ in range(2))
     return draw(
         st.sampled_from(
             [
-                f"{column} = {one}",
-                f"{column} IN ({one}, {other})",
-                f"{column} BETWEEN {one} AND {other}",
-                f"{column} >= {one}",
-                f"{column} < {one}",
-                f"{column} <> {one}",
-                f"({column} = {one} OR {column} = {other})",
-                f"({column} = {one} OR run_id = 'run 1')",
-                f"NOT ({column} = {one})",
+                f"{column} = {first}",
+                f"{column} IN ({first}, {second})",
+                f"{column} BETWEEN {first} AND {second}",
+                f"{column} >= {first}",
+                f"{column} < {first}",
+                f"{column} <> {first}",
+                f"({column} = {first} OR {column} = {second})",
+                f"({column} = {first} OR run_id = 'run 1')",
+                f"NOT ({column} = {first})",
                 f"{column} = (SELECT max({column}) FROM episodes)",
-                f"{column} IN (SELECT {column} FROM episodes WHERE {column} = {one})",
+                f"{column} IN (SELECT {column} FROM episodes WHERE {column} = {first})",
             ]
         )
     )
 
 
-def literal(value: int | str, shown: bool) -> str:
+def literal(value: int | str, is_printed: bool) -> str:
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
-    return f"id('{ids.to_text(value)}')" if shown else str(value)
+    return f"id('{ids.to_text(value)}')" if is_printed else str(value)
 
 
 @settings(max_examples=examples(40))
@@ -138,8 +138,8 @@ def test_pruned_answers_are_the_answers(
     wheres = data.draw(st.lists(conditions(facts(lk)), min_size=1, max_size=3))
     query = f"SELECT * FROM {source} WHERE {' AND '.join(wheres)}"
     expected = oracle.sql(query).to_arrow_table()
-    found = pruning.query(query)
-    assert rows(found) == rows(pl.from_arrow(expected.rename_columns(found.columns)))
+    frame = pruning.query(query)
+    assert rows(frame) == rows(pl.from_arrow(expected.rename_columns(frame.columns)))
 
 
 def rows(frame: pl.DataFrame) -> list[str]:
@@ -152,13 +152,13 @@ def test_parameters_prune_as_literals_do(
     lk: Lake, pruning: QuerySession, oracle: duckdb.DuckDBPyConnection, data: st.DataObject
 ) -> None:
     values = facts(lk)
-    wanted = {name: data.draw(st.sampled_from(values[name])) for name in values}
+    constants = {name: data.draw(st.sampled_from(values[name])) for name in values}
     query = "SELECT episode_id, step_index, state FROM steps"
     query += " WHERE episode_id = $episode_id OR (group_id = $group_id AND run_id = $run_id)"
     if data.draw(st.booleans()):
         query = query.replace(" OR ", " AND ")
-    expected = oracle.sql(query, params=wanted).to_arrow_table()
-    assert rows(pruning.query(query, wanted)) == rows(pl.from_arrow(expected))
+    expected = oracle.sql(query, params=constants).to_arrow_table()
+    assert rows(pruning.query(query, constants)) == rows(pl.from_arrow(expected))
 
 
 # ---------------------------------------------------------------- that files are left out at all
@@ -184,16 +184,16 @@ def test_a_point_query_opens_the_files_of_its_episode(lk: Lake, pruning: QuerySe
     episodes = snapshot.scan("episodes").collect()
     for number in range(0, ROUNDS, 3):
         row = episodes.filter(pl.col("collection_round") == number).row(0, named=True)
-        # The file of its write (a group's retry came in a write of its own), and the compacted one, whose range of
+        # The file of its write (a group's retry came in its own write), and the compacted one, whose range of
         # groups may take it in.
         assert 1 <= opened(lk, f"SELECT * FROM {source} WHERE episode_id = {row['episode_id']}")["steps"] <= 2
         assert 1 <= opened(lk, f"SELECT * FROM {source} WHERE group_id = {row['group_id']}")["steps"] <= 3
 
 
 def test_tokens_that_a_job_rendered_are_found_too(lk: Lake, pruning: QuerySession) -> None:
-    wanted = lk.scan("episodes").collect()["episode_id"][0]
-    found = pruning.query(f"SELECT provenance, count(*) AS n FROM tokens WHERE episode_id = {wanted} GROUP BY ALL")
-    assert sorted(found.rows()) == [("engine", 2), ("rendered", 2)]
+    episode_id = lk.scan("episodes").collect()["episode_id"][0]
+    frame = pruning.query(f"SELECT provenance, count(*) AS n FROM tokens WHERE episode_id = {episode_id} GROUP BY ALL")
+    assert sorted(frame.rows()) == [("engine", 2), ("rendered", 2)]
 
 
 def test_a_run_opens_the_files_of_its_run(lk: Lake, pruning: QuerySession) -> None:
@@ -236,11 +236,11 @@ def test_a_condition_is_read_as_it_is_meant_or_not_at_all(text: str, condition: 
 
 @given(st.text(max_size=60), st.integers(-(2**63), 2**63 - 1))
 def test_what_duckdb_prints_is_what_was_asked(text: str, number: int) -> None:
-    found = get_planner().plan("SELECT * FROM steps WHERE run_id = ? AND episode_id = ?", [text, number]).scans
-    (scan,) = found["steps"]
-    asked = {condition.column: condition.values for condition in scan}
-    assert asked.get("episode_id") == {number}
-    assert asked.get("run_id") in ({text}, None)
+    scans = get_planner().plan("SELECT * FROM steps WHERE run_id = ? AND episode_id = ?", [text, number]).scans
+    (scan,) = scans["steps"]
+    values_by_column = {condition.column: condition.values for condition in scan}
+    assert values_by_column.get("episode_id") == {number}
+    assert values_by_column.get("run_id") in ({text}, None)
 
 
 ORDER = st.one_of(st.integers(-5, 5), st.text("ab\u00e9\U0001f600", max_size=2))

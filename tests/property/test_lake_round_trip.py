@@ -1,4 +1,5 @@
-"""What is written to a lake is what is read from it, whatever the records hold, however they are batched and ordered.
+"""What is written to a lake is what is read from it, no matter what the records hold, however they are batched and
+ordered.
 
 Records are drawn over all their fields: unknown, empty, zero, huge and any text. The oracle is the record itself.
 """
@@ -49,7 +50,7 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def tokens_records(draw: st.DrawFn) -> TokensRecord:
-    """Tokens that open a sequence of their own, so that any step may have them or not."""
+    """Tokens that open their own sequence, so that any step may have them or not."""
     n = draw(st.integers(0, 4))
     return TokensRecord(
         context_ids=draw(st.lists(INT32, max_size=4)),
@@ -124,7 +125,7 @@ EPISODES_OF_ONE_RUN = st.lists(EPISODE, min_size=1, max_size=5, unique_by=episod
 
 @contextmanager
 def fresh_lake() -> Iterator[Lake]:
-    """A lake of its own for every example."""
+    """A separate lake for every example."""
     with tempfile.TemporaryDirectory(prefix="round-trip-") as folder:
         yield empty_lake(Path(folder, "lake"))
 
@@ -140,10 +141,10 @@ def stored(value: Any) -> Any:
     return None if value is None else msgspec.json.encode(value).decode()
 
 
-def same(found: dict[str, Any], record: msgspec.Struct, columns: list[str], json: set[str]) -> None:
+def same(row: dict[str, Any], record: msgspec.Struct, columns: list[str], json: set[str]) -> None:
     for name in columns:
         value = getattr(record, name)
-        assert found[name] == (stored(value) if name in json else value), name
+        assert row[name] == (stored(value) if name in json else value), name
 
 
 def fields_of(struct: type[msgspec.Struct], names: list[str]) -> list[str]:
@@ -195,12 +196,12 @@ def test_any_batching_in_any_order_with_any_repeats_shows_the_same(
     again = data.draw(st.permutations(records + data.draw(st.lists(st.sampled_from(records), max_size=3))))
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(again) - 1)), max_size=4)))
     batches = [again[start:end] for start, end in zip([0, *cuts], [*cuts, len(again)], strict=True)]
-    with fresh_lake() as one, fresh_lake() as other:
-        record_in(one, records)
-        record_in(other, *batches)
-        record_in(other, records)
-        assert_same(contents(other.snapshot()), contents(one.snapshot()))
-        counts = other.sql("SELECT count(*) AS n FROM episodes").item()
+    with fresh_lake() as first_lake, fresh_lake() as second_lake:
+        record_in(first_lake, records)
+        record_in(second_lake, *batches)
+        record_in(second_lake, records)
+        assert_same(contents(second_lake.snapshot()), contents(first_lake.snapshot()))
+        counts = second_lake.sql("SELECT count(*) AS n FROM episodes").item()
         assert counts == len(records)
 
 
@@ -242,8 +243,8 @@ def test_the_first_content_of_a_key_wins_in_any_batching(keys: list[tuple[int, i
         path = write_lines(Path(lk.uri).parent / "file.jsonl", records)
         report = ingest(lk, path, batch_size=size)
         assert {name: getattr(report, name) for name in expected} == expected
-        shown = lk.scan("steps").join(lk.scan("episodes"), on="episode_id").select("task_id", "action").collect()
-        assert dict(shown.iter_rows()) == {f"t{task}": f"content {content}" for task, content in first.items()}
+        steps = lk.scan("steps").join(lk.scan("episodes"), on="episode_id").select("task_id", "action").collect()
+        assert dict(steps.iter_rows()) == {f"t{task}": f"content {content}" for task, content in first.items()}
         rejects = lk.scan("rejects").select(pl.col("reason").unique()).collect()["reason"].to_list()
         assert rejects == (["conflict"] if expected["rejected"] else [])
         assert lk.scan("rejects").collect().height == expected["rejected"]

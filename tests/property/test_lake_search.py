@@ -16,12 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import lake
-from lake import Lake
+from lake import Lake, search
 from lake.errors import LakeAccessError, SearchIndexError
 from lake.records import EpisodeRecord, StepRecord
-from lake.search import index
-from lake.search.index import Index
-from lake.search.query import search_episodes
+from lake.search import Index, search_episodes
 from lake.storage.local_cache import CACHE_VARIABLE
 from lake.write.ingest import ingest
 from lake.write.scores import Annotation, annotate
@@ -67,11 +65,11 @@ def vocabulary(path: Path) -> set[str]:
     """All words of an index."""
     query = "SELECT numbers, data FROM arrays WHERE name = 'vocabulary'"
     with closing(sqlite3.connect(path)) as connection:
-        held = [CODEC.decompress(data, length, asbytes=True) for length, data in connection.execute(query)]
-    return set(b"".join(held).decode().split())
+        texts_held = [CODEC.decompress(data, length, asbytes=True) for length, data in connection.execute(query)]
+    return set(b"".join(texts_held).decode().split())
 
 
-def says(text: str, term: index.Term) -> bool:
+def says(text: str, term: search.Term) -> bool:
     """Whether a text holds a term; what an escaped line break separates is two words."""
     plain = " ".join(text.lower().replace("\\n", " ").split())
     if len(term.text) == 1 and term.text.isascii():
@@ -101,7 +99,7 @@ def many(texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) 
     """An episode a task, of several writes."""
     lk = build_lake(tmp_path_factory.mktemp("many") / "lake", [episode("none", "nothing")], run_id=RUN)
     for first in range(0, 120, 40):
-        add(lk, *(episode(task, *said) for task, said in list(texts.items())[first : first + 40]))
+        add(lk, *(episode(task, *words_of_steps) for task, words_of_steps in list(texts.items())[first : first + 40]))
     return lk
 
 
@@ -111,17 +109,21 @@ def many(texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) 
 @example("old_ x")
 @example('"gold_key"')
 @example("key key")
+@example("ключ x1")
 def test_what_is_found_is_what_a_loop_over_the_texts_finds(many: Lake, texts: dict[str, list[str]], query: str) -> None:
-    terms = index.parse_terms(query)
-    holds = {task: [all(says(text, term) for term in terms) for text in said] for task, said in texts.items()}
+    terms = search.parse_terms(query)
+    holds = {
+        task: [all(says(text, term) for term in terms) for text in words_of_steps]
+        for task, words_of_steps in texts.items()
+    }
     expected = [(task, steps.index(True), sum(steps)) for task, steps in holds.items() if any(steps)]
     facts = many.sql("SELECT episode_id, task_id FROM episodes")
-    found = search_episodes(many.snapshot(), query).join(facts, on="episode_id")
-    assert sorted(found.select("task_id", "step_index", "steps").iter_rows()) == sorted(expected)
+    hits = search_episodes(many.snapshot(), query).join(facts, on="episode_id")
+    assert sorted(hits.select("task_id", "step_index", "steps").iter_rows()) == sorted(expected)
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "terms"),
     [
         ("Red DOOR", ["red door"]),
         ('"red door', ["red door"]),
@@ -130,29 +132,29 @@ def test_what_is_found_is_what_a_loop_over_the_texts_finds(many: Lake, texts: di
         ("a.b@c", ["a.b@c"]),
     ],
 )
-def test_what_a_query_asks_for(query: str, found: list[str]) -> None:
-    wanted = [term.text for term in index.parse_terms(query)]
-    assert wanted == (["red", "door"] if query == "Red DOOR" else found)
+def test_what_a_query_asks_for(query: str, terms: list[str]) -> None:
+    texts_parsed = [term.text for term in search.parse_terms(query)]
+    assert texts_parsed == (["red", "door"] if query == "Red DOOR" else terms)
 
 
 def test_a_document_is_read_as_its_contents() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"seat": "12A"}'}}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}, image]}, {"tool_calls": [call]}]
-    found = index.document_text(msgspec.json.encode(messages).decode())
-    assert found == 'Hello\nimage_url\nurl\nbook\n{"seat": "12A"}'
-    assert index.document_text("[]") is index.document_text(None) is None
-    assert index.document_text("no JSON") == "no JSON"
+    text = search.document_text(msgspec.json.encode(messages).decode())
+    assert text == 'Hello\nimage_url\nurl\nbook\n{"seat": "12A"}'
+    assert search.document_text("[]") is search.document_text(None) is None
+    assert search.document_text("no JSON") == "no JSON"
 
 
 def test_only_what_is_new_is_read(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tasks(lk, "door") == ["one", "two"]
     add(lk, episode("three", "a blue door"))
-    words = Index(index.index_path(lk.uri))
+    words = Index(search.index_path(lk.uri))
     assert {piece.rows for piece in words.missing(lk.snapshot())} == {1}
-    asked: list[int] = []
-    words.update(lk.snapshot(), lambda _done, of: asked.append(of))
-    assert set(asked) == {2}, "a step and an episode"
+    positions: list[int] = []
+    words.update(lk.snapshot(), lambda _done, of: positions.append(of))
+    assert set(positions) == {2}, "a step and an episode"
     assert words.missing(lk.snapshot()) == []
     assert tasks(lk, "door") == ["one", "three", "two"]
 
@@ -166,12 +168,12 @@ def test_an_earlier_snapshot_finds_what_it_holds(lk: Lake) -> None:
 
 
 def test_many_small_writes_become_one_segment(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "_FEW", 3)
+    monkeypatch.setattr(search, "_FEW", 3)
     for number in range(10):
         add(lk, episode(str(number), f"a door to {number}"))
         if number % 3 == 0:
             assert len(tasks(lk, "door")) == number + 3
-    with closing(sqlite3.connect(index.index_path(lk.uri))) as connection:
+    with closing(sqlite3.connect(search.index_path(lk.uri))) as connection:
         # Of steps and of episodes.
         assert connection.execute("SELECT count(*) FROM segments").fetchone()[0] <= 2 * 4
     assert tasks(lk, "door") == sorted(["one", "two", *map(str, range(10))])
@@ -185,34 +187,34 @@ def test_a_compacted_lake_is_searched_as_before(lk: Lake) -> None:
 
 
 def test_whoever_stops_an_update_loses_no_segment(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "SEGMENT_ROWS", 1)
-    told: list[int] = []
+    monkeypatch.setattr(search, "SEGMENT_ROWS", 1)
+    progress: list[int] = []
 
     def stop(done: int, of: int) -> None:
-        told.append(done)
+        progress.append(done)
         if done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search_episodes(lk.snapshot(), "door", stop)
-    assert told == [0, 1, 2]
-    assert len(Index(index.index_path(lk.uri)).missing(lk.snapshot())) == 2
+    assert progress == [0, 1, 2]
+    assert len(Index(search.index_path(lk.uri)).missing(lk.snapshot())) == 2
     assert tasks(lk, "door") == ["one", "two"]
 
 
 def test_several_build_it_at_once(lk: Lake) -> None:
-    """Threads with an index of their own each, as processes have."""
+    """Threads with one index each, as processes have."""
     for number in range(5):
         add(lk, episode(str(number), f"a door to {number}"))
-    path, gate = index.index_path(lk.uri), threading.Barrier(6)
+    path, gate = search.index_path(lk.uri), threading.Barrier(6)
 
     def build(_: int) -> int:
         words = Index(path)
         gate.wait()
         words.update(lk.snapshot())
-        found = words.find(lk.snapshot(), index.parse_terms("door"))
-        assert found is not None
-        return int(found["steps"].sum())
+        hits = words.find(lk.snapshot(), search.parse_terms("door"))
+        assert hits is not None
+        return int(hits["steps"].sum())
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(build, range(6))) == [7] * 6
@@ -220,27 +222,27 @@ def test_several_build_it_at_once(lk: Lake) -> None:
 
 def test_what_another_process_took_apart_is_put_together_again(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tasks(lk, "door") == ["one", "two"]
-    update, left = Index.update, [2]
+    update, countdown = Index.update, [2]
 
     def and_lost(self: Index, *args: Any) -> None:
         update(self, *args)
-        if left[0]:
-            left[0] -= 1
-            with closing(sqlite3.connect(index.index_path(lk.uri))) as connection, connection:
+        if countdown[0]:
+            countdown[0] -= 1
+            with closing(sqlite3.connect(search.index_path(lk.uri))) as connection, connection:
                 connection.execute("DELETE FROM pieces")
 
     monkeypatch.setattr(Index, "update", and_lost)
     assert tasks(lk, "door") == ["one", "two"]
-    assert left == [0]
+    assert countdown == [0]
 
 
 def test_an_index_that_cannot_be_used_is_told(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = index.index_path(lk.uri)
+    path = search.index_path(lk.uri)
     path.mkdir()
     with pytest.raises(SearchIndexError, match="TRAJLAKE_CACHE"):
         tasks(lk, "door")
     with pytest.raises(LakeAccessError, match=f"{path} holds texts of .*delete it yourself"):
-        index.delete_index(lk.uri)
+        search.delete_index(lk.uri)
 
 
 def test_a_cache_that_cannot_be_written_leaves_a_folder_of_the_process_alone(
@@ -250,36 +252,36 @@ def test_a_cache_that_cannot_be_written_leaves_a_folder_of_the_process_alone(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     assert tasks(lk, "door") == ["one", "two"]
-    path = index.index_path(lk.uri)
+    path = search.index_path(lk.uri)
     assert path.parent.stat().st_mode & 0o077 == 0
-    assert index.index_path(lk.uri) == path, "it is searched again there"
+    assert search.index_path(lk.uri) == path, "it is searched again there"
     lk.forget(lk.sql("SELECT episode_id FROM episodes")["episode_id"])
     assert not path.exists()
 
 
 def test_a_damaged_index_is_made_anew(lk: Lake) -> None:
-    path = index.index_path(lk.uri)
+    path = search.index_path(lk.uri)
     path.write_bytes(b"no database, and longer than its first page would be" * 100)
     assert tasks(lk, "door") == ["one", "two"]
 
 
 def test_retracted_and_forgotten_episodes_are_not_found_and_leave_no_word(lk: Lake) -> None:
     assert tasks(lk, "door") == ["one", "two"]
-    gone, other = lk.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
-    path = index.index_path(lk.uri)
-    lk.retract([other], reason="wrong")
+    lost_id, other_id = lk.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
+    path = search.index_path(lk.uri)
+    lk.retract([other_id], reason="wrong")
     assert tasks(lk, "door") == ["one"]
-    lk.forget([gone])
+    lk.forget([lost_id])
     assert not path.exists()
     assert tasks(lk, "door") == []
 
 
 def test_words_that_another_machine_forgot_go_with_the_next_search(lk: Lake, tmp_path: Path) -> None:
     assert tasks(lk, "door") == ["one", "two"]
-    path = index.index_path(lk.uri)
-    kept = path.read_bytes()
+    path = search.index_path(lk.uri)
+    content = path.read_bytes()
     lk.forget([lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'one'")["episode_id"].item()])
-    path.write_bytes(kept)  # as it would lie there
+    path.write_bytes(content)  # as it would lie there
     assert tasks(lk, "door") == ["two"]
     assert "red" not in vocabulary(path)
     assert "green" in vocabulary(path)
@@ -289,7 +291,7 @@ def test_nothing_is_written_into_the_lake(lk: Lake) -> None:
     before = sorted(Path(lk.uri).rglob("*"))
     assert tasks(lk, "door") == ["one", "two"]
     assert sorted(Path(lk.uri).rglob("*")) == before
-    assert index.index_path(lk.uri).stat().st_mode & 0o77 == 0
+    assert search.index_path(lk.uri).stat().st_mode & 0o77 == 0
 
 
 def test_calls_of_the_real_tau_bench_file_are_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whatever happened before: a run calls exactly what its version has not scored, and every episode has one score.
+"""No matter what happened before: a run calls exactly what its version has not scored, and every episode has one score.
 
 Histories of episodes that come and go, and of runs over parts of the lake that fail here and there, against a model
 that is a dictionary.
@@ -56,8 +56,8 @@ class History:
         """A new episode of each task."""
         added = {(f"t{task}", self.next[task]): task for task in tasks}
         self.lk.append([conversation(name, number, turns=1) for name, number in added], run_id="r")
-        found = self.lk.scan("episodes").select("episode_id", "task_id", "rollout_index").collect()
-        for episode_id, name, number in found.iter_rows():
+        episodes = self.lk.scan("episodes").select("episode_id", "task_id", "rollout_index").collect()
+        for episode_id, name, number in episodes.iter_rows():
             if (name, number) in added:
                 self.places[episode_id] = (added[name, number], number)
         for task in tasks:
@@ -65,26 +65,28 @@ class History:
 
     def remove(self, which: int, forget: bool) -> None:
         if len(self.places) > 1:
-            gone = sorted(self.places)[which % len(self.places)]
-            (self.lk.forget if forget else self.lk.retract)([gone])
-            del self.places[gone]
+            removed = sorted(self.places)[which % len(self.places)]
+            (self.lk.forget if forget else self.lk.retract)([removed])
+            del self.places[removed]
 
     def members(self, task: int) -> set[int]:
-        return {episode for episode, place in self.places.items() if place[0] == task}
+        return {episode for episode, slot in self.places.items() if slot[0] == task}
 
     def expected(self, how: str, tasks: Sequence[int]) -> set[int]:
-        chosen = {episode for task in tasks for episode in self.members(task)}
+        episode_ids = {episode for task in tasks for episode in self.members(task)}
         if self.grouped:
 
-            def wanted(task: int) -> bool:
+            def is_wanted(task: int) -> bool:
                 siblings, failed = self.groups.get(task, (set(), False))
                 same = siblings == self.members(task)
                 return how == "force" or (same and failed if how == "retry" else not same)
 
-            return {episode for task in tasks if wanted(task) for episode in self.members(task)}
+            return {episode for task in tasks if is_wanted(task) for episode in self.members(task)}
         if how == "force":
-            return chosen
-        return {e for e in chosen if self.done.get(e) is True} if how == "retry" else chosen - self.done.keys()
+            return episode_ids
+        return (
+            {e for e in episode_ids if self.done.get(e) is True} if how == "retry" else episode_ids - self.done.keys()
+        )
 
     def score(self, how: str, tasks: Sequence[int], failing: set[int], commit: int) -> None:
         expected = self.expected(how, tasks)
@@ -125,11 +127,11 @@ class History:
 
     def check(self) -> None:
         rows = self.lk.sql("SELECT episode_id, value, error FROM latest_scores WHERE step_index IS NULL").to_dicts()
-        found = {row["episode_id"]: row["error"] is not None for row in rows}
-        assert len(found) == len(rows), "one score each"
-        assert found == {episode: failed for episode, failed in self.done.items() if episode in self.places}
+        failures = {row["episode_id"]: row["error"] is not None for row in rows}
+        assert len(failures) == len(rows), "one score each"
+        assert failures == {episode: failed for episode, failed in self.done.items() if episode in self.places}
         for row in rows:
-            expected = None if found[row["episode_id"]] else float(self.places[row["episode_id"]][1])
+            expected = None if failures[row["episode_id"]] else float(self.places[row["episode_id"]][1])
             assert row["value"] == expected
 
 

@@ -52,9 +52,9 @@ def outcomes(folder: Path, calls: list[tuple[str, float]], **limits: Any) -> lis
     path = folder / "f.py"
     path.write_text(FUNCTION)
     with Sandbox(FunctionSource(str(path), "f"), SandboxLimits(**limits)) as sandbox:
-        found = sandbox.call([{"kind": kind, "value": value} for kind, value in calls])
-    assert all((outcome.error is None) == (outcome.kind == "ok") for outcome in found)
-    return [(outcome.kind, outcome.value) for outcome in found]
+        outcomes = sandbox.call([{"kind": kind, "value": value} for kind, value in calls])
+    assert all((outcome.error is None) == (outcome.kind == "ok") for outcome in outcomes)
+    return [(outcome.kind, outcome.value) for outcome in outcomes]
 
 
 FOLDER = [HealthCheck.function_scoped_fixture]
@@ -78,5 +78,5 @@ def test_also_where_calls_kill_their_worker(
 @given(st.lists(st.sampled_from((*QUICK, "dies", "starves", "hangs")), max_size=80), LIMITS)
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=FOLDER)
 def test_also_where_calls_hang(tmp_path: Path, kinds: list[str], limits: dict[str, int]) -> None:
-    calls = [(kind, float(place)) for place, kind in enumerate(kinds)]
+    calls = [(kind, float(index)) for index, kind in enumerate(kinds)]
     assert outcomes(tmp_path, calls, seconds_per_row=1.5, **limits) == [oracle(*call) for call in calls]

@@ -75,7 +75,7 @@ KINDS = st.sampled_from(["tool", "coordination", "prompt", ""])
 
 
 def cells(table: str, column: str) -> st.SearchStrategy[Any]:
-    kind = {one.name: one.type for one in TABLES[table].columns}[column]
+    kind = {column.name: column.type for column in TABLES[table].columns}[column]
     if column == "kind":
         return KINDS
     if kind in (Type.TEXT, Type.WORD, Type.JSON):
@@ -91,11 +91,11 @@ def cells(table: str, column: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def rollouts(draw: Any, scorer: Scorer) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    wanted = scorer.reads().tables()
+    tables_read = scorer.reads().tables()
     count = draw(st.integers(1, 4))
-    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in tables_read}
     for episode in range(count):
-        for name, columns in wanted.items():
+        for name, columns in tables_read.items():
             for row in range(1 if name == "episodes" else draw(st.integers(0, 3))):
                 keys = {"episode_id": episode, "step_index": row}
                 values = {
@@ -118,9 +118,9 @@ def test_a_huge_text_ends(scorer: Scorer) -> None:
     """A million characters in every text: regular expressions are linear, similarity has a limit."""
     huge = "a" * 1_000_000
     document = json.dumps([{"role": "tool", "content": huge, "function": {"name": huge}, "result": huge}])
-    wanted = scorer.reads().tables()
+    tables_read = scorer.reads().tables()
     tables: dict[str, list[dict[str, Any]]] = {}
-    for name, columns in wanted.items():
+    for name, columns in tables_read.items():
         types = {column.name: column.type for column in TABLES[name].columns}
         row = {c: document if types[c] is Type.JSON else huge for c in columns if types[c] in (Type.TEXT, Type.JSON)}
         tables[name] = [{"episode_id": 1, "step_index": 0, "kind": "tool", "name": "t"} | row]

@@ -39,18 +39,20 @@ LAWS: list[Callable[[], Any]] = [
 def test_neither_order_nor_company_changes_a_score(make: Any, rollouts: Any, texts: Any, seed: int) -> None:
     scorer = make()
     episodes, steps = [], []
-    for number, (episode, own) in enumerate(rollouts):
+    for number, (episode, scores_of) in enumerate(rollouts):
         episodes.append(episode | {"episode_id": number, "ground_truth": json.dumps(texts[number % len(texts)])})
-        steps += [s | {"episode_id": number, "action": texts[(number + n) % len(texts)]} for n, s in enumerate(own)]
+        steps += [
+            s | {"episode_id": number, "action": texts[(number + n) % len(texts)]} for n, s in enumerate(scores_of)
+        ]
     together = inputs(scorer, episodes, steps=steps)
-    found = scorer.scores(together)
-    assert_sound(found, [episode["episode_id"] for episode in episodes])
+    scores = scorer.scores(together)
+    assert_sound(scores, [episode["episode_id"] for episode in episodes])
     shuffled = ScorerInputs(
         together.episodes.sample(fraction=1.0, shuffle=True, seed=seed),
         together.steps.sample(fraction=1.0, shuffle=True, seed=seed) if together.steps.height else together.steps,
     )
     alone = [scorer.scores(inputs(scorer, [episode], steps=steps)) for episode in episodes]
     order = ["episode_id", "step_index"]
-    expected = found.sort(order)
+    expected = scores.sort(order)
     assert scorer.scores(shuffled).sort(order).equals(expected)
     assert pl.concat(alone).sort(order).equals(expected)

@@ -1,6 +1,6 @@
 """Every built-in scorer against its slow, obvious twin, on generated episodes.
 
-An example is a handful of episodes scored at once: a call costs some milliseconds, whatever it is given.
+An example is a handful of episodes scored at once: a call costs some milliseconds, no matter what it is given.
 """
 
 import json
@@ -43,17 +43,20 @@ def agree(scorer: Scorer, cases: list[Case], expected: list[oracle.Values]) -> p
     episodes, tables = [], {name: [] for case in cases for name in case[1]}
     for number, (episode, rows) in enumerate(cases):
         episodes.append(episode | {"episode_id": number})
-        for name, own in rows.items():
-            tables[name] += [row | {"episode_id": number} for row in own]
-    found = scored(scorer, episodes, **tables)
-    known = values(found)
-    assert known.keys() == {(number, step) for number, own in enumerate(expected) for step in own}, (found, expected)
-    for (number, step), mine in known.items():
+        for name, steps_of_episode in rows.items():
+            tables[name] += [row | {"episode_id": number} for row in steps_of_episode]
+    actual = scored(scorer, episodes, **tables)
+    known_scores = values(actual)
+    assert known_scores.keys() == {(number, step) for number, scores_of in enumerate(expected) for step in scores_of}, (
+        actual,
+        expected,
+    )
+    for (number, step), mine in known_scores.items():
         value = expected[number][step]
         assert (mine is None) == (value is None), (cases[number], step, mine, value)
         if value is not None and mine is not None:
             assert math.isclose(mine, value, rel_tol=1e-12, abs_tol=1e-12), (cases[number], step, mine, value)
-    return found
+    return actual
 
 
 # ---------------------------------------------------------------- answers
@@ -105,9 +108,9 @@ def test_similarities_lie_between_0_and_1_and_know_equality(measure: Any, pairs:
     pairs = [*pairs, *((a, f" {a}\t") for a, _ in pairs)]
     episodes = [{"episode_id": n, "ground_truth": json.dumps(b)} for n, (_, b) in enumerate(pairs)]
     steps = [step | {"episode_id": n} for n, (a, _) in enumerate(pairs) for step in steps_of([a], [True])]
-    found = values(scored(FuzzyMatch(measure=measure, normalise=Normalise()), episodes, steps=steps))
+    actual = values(scored(FuzzyMatch(measure=measure, normalise=Normalise()), episodes, steps=steps))
     for n, (a, b) in enumerate(pairs):
-        value = found[n, None]
+        value = actual[n, None]
         assert value is None or 0.0 <= value <= 1.0
         if value is not None and oracle.split(a) == oracle.split(b):
             assert value == 1.0
@@ -129,14 +132,14 @@ def test_tool_success(rollouts: list[Any]) -> None:
 @FEW
 @given(
     rollouts=some(st.tuples(st.lists(LONG, max_size=3).map(lambda texts: steps_of(texts, [True] * 9)), TRUTHS)),
-    told=st.booleans(),
+    is_reported=st.booleans(),
 )
-def test_answer_quality(rollouts: list[Any], told: bool) -> None:
-    scorer = AnswerQuality(reference="ground_truth" if told else "none")
+def test_answer_quality(rollouts: list[Any], is_reported: bool) -> None:
+    scorer = AnswerQuality(reference="ground_truth" if is_reported else "none")
     cases: list[Case] = [({"ground_truth": truth}, {"steps": steps}) for steps, truth in rollouts]
-    expected = [oracle.answer_quality(episode, rows["steps"], reference=told) for episode, rows in cases]
-    found = agree(scorer, cases, expected)["value"].drop_nulls()
-    assert found.is_between(0.0, (1.0 if told else 0.7) + 1e-12).all()
+    expected = [oracle.answer_quality(episode, rows["steps"], reference=is_reported) for episode, rows in cases]
+    actual = agree(scorer, cases, expected)["value"].drop_nulls()
+    assert actual.is_between(0.0, (1.0 if is_reported else 0.7) + 1e-12).all()
 
 
 AGENTS = st.sampled_from(["ann", "bob", "cyd", "d\u00e9"])
@@ -146,8 +149,8 @@ VOTES = st.lists(st.tuples(AGENTS, AGENTS, st.integers(0, 5), st.sampled_from([N
 def vote_spans(votes: list[Any]) -> list[dict[str, Any]]:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     return [
-        vote(voter, chosen, number, step_index=step, started_at=at + timedelta(seconds=n))
-        for n, (voter, chosen, number, step) in enumerate(votes)
+        vote(voter, choice, number, step_index=step, started_at=at + timedelta(seconds=n))
+        for n, (voter, choice, number, step) in enumerate(votes)
     ]
 
 
@@ -183,8 +186,11 @@ def test_restart(rollouts: list[Any]) -> None:
     cases: list[Case] = []
     expected: list[oracle.Values] = []
     for decisions in rollouts:
-        data = [dict(zip(("should_restart", "previous_quality", "new_quality"), one, strict=True)) for one in decisions]
-        spans = [coordination("restart_decision", told, step_index=n) for n, told in enumerate(data)]
+        data = [
+            dict(zip(("should_restart", "previous_quality", "new_quality"), decision, strict=True))
+            for decision in decisions
+        ]
+        spans = [coordination("restart_decision", decision, step_index=n) for n, decision in enumerate(data)]
         cases.append(({}, {"spans": spans}))
         rewards = [oracle.restart(*decision) for decision in decisions]
         expected.append({None: oracle.mean(rewards), **dict(enumerate(rewards))})
@@ -244,8 +250,8 @@ JSON = st.recursive(
 @FEW
 @given(values=some(st.tuples(JSON, st.integers(0, 3), st.sampled_from(["", "", " ", ",", "NaN", "//"]))))
 def test_json(values: list[Any]) -> None:
-    whole = [(json.dumps(value, ensure_ascii=False), cut, glue) for value, cut, glue in values]
-    texts = [text[: len(text) - cut] + glue for text, cut, glue in whole]
+    full_texts = [(json.dumps(value, ensure_ascii=False), cut, glue) for value, cut, glue in values]
+    texts = [text[: len(text) - cut] + glue for text, cut, glue in full_texts]
     scorer = FormatValidity(rule={"kind": "json"}, no_answer=0.0)
     agree(scorer, answered(texts), [{None: float(oracle.is_json(text))} for text in texts])
 

@@ -85,8 +85,8 @@ def expected_rows(sequences: list[list[Turn]], *, all_masked: bool = False) -> t
                 position += 1
             for token, flag in zip(turn["action"], turn["mask"], strict=True):
                 if turn["trained"] and (flag or all_masked):
-                    known = (turn["advantage"], turn["temperature"], turn["weight"], turn["step"])
-                    rows.append((len(ids) - 1, token, -float(number), *known))
+                    weights_of_token = (turn["advantage"], turn["temperature"], turn["weight"], turn["step"])
+                    rows.append((len(ids) - 1, token, -float(number), *weights_of_token))
                 ids.append(token)
                 positions.append(position)
                 position += 1

@@ -35,8 +35,8 @@ def test_an_epoch_holds_every_episode_once_in_steps_of_equal_size(
         sizes = [len(step.episodes_E) for step in steps]
         assert max(sizes) <= per_step
         assert max(sizes) - min(sizes) <= 1
-        found = [e for step in steps for e in plan.episode_ids_E[step.episodes_E].tolist()]
-        assert sorted(found) == sorted(episodes)
+        episodes_planned = [e for step in steps for e in plan.episode_ids_E[step.episodes_E].tolist()]
+        assert sorted(episodes_planned) == sorted(episodes)
     assert [step.index for step in plan.steps] == list(range(len(plan.steps)))
 
 
@@ -50,8 +50,8 @@ def test_the_order_is_that_of_the_hashes_whatever_else_is_planned(episodes: dict
 
 
 @given(EPISODES, st.integers(1, 400), st.integers(1, 400))
-def test_the_token_budget_changes_micro_batches_only(episodes: dict[int, list[int]], one: int, other: int) -> None:
-    plans = [Plan(selection_of(episodes), config(token_budget=budget)) for budget in (one, other)]
+def test_the_token_budget_changes_micro_batches_only(episodes: dict[int, list[int]], first: int, second: int) -> None:
+    plans = [Plan(selection_of(episodes), config(token_budget=budget)) for budget in (first, second)]
     assert plans[0].plan_hash == plans[1].plan_hash
     assert episodes_of(plans[0]) == episodes_of(plans[1])
     assert [s.loss_tokens for s in plans[0].steps] == [s.loss_tokens for s in plans[1].steps]
@@ -84,8 +84,8 @@ def test_a_plan_is_what_it_always_was() -> None:
     plan = plans.plan_of(episodes, epochs=2, episodes_per_step=2, seed=3)
     assert plan.plan_hash == 3502300475707060175
     assert [step.episodes_E.tolist() for step in plan.steps] == [[2, 1], [0, 3], [2, 1], [3, 0]]
-    found = [(s.loss_tokens, s.tokens, s.squared_lengths, s.units) for s in plan.steps[:2]]
-    assert found == [(12, 14, 116, 12), (14, 22, 202, 14)]
+    figures = [(s.loss_tokens, s.tokens, s.squared_lengths, s.units) for s in plan.steps[:2]]
+    assert figures == [(12, 14, 116, 12), (14, 22, 202, 14)]
 
 
 def test_minibatches_fix_the_number_of_steps() -> None:

@@ -28,10 +28,10 @@ from trainer.data.token_rows import Portions, compact, concat_portions
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """Two runs in several files: policy versions of steps, tokens and episodes, forks, inactive steps, credit."""
-    made = lake.open(tmp_path_factory.mktemp("lake"), create=True)
+    lk = lake.open(tmp_path_factory.mktemp("lake"), create=True)
     rng = np.random.default_rng(0)
     for run, part in (("old", slice(0, 7)), ("new", slice(7, None))):
-        with made.job(kind="collect", run_id=run) as job:
+        with lk.job(kind="collect", run_id=run) as job:
             job.record(token_episodes(tasks=4)[part])
     odd = []
     for index, (version, is_active) in enumerate([(3, True), (None, False), (9, True)]):
@@ -40,10 +40,10 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
         assert fork.tokens is not None
         fork.tokens.prefix_step_index = 0
         odd.append(EpisodeRecord(task_id="odd", rollout_index=index, env_return=float(index), steps=[*steps, fork]))
-    with made.job(kind="collect", run_id="new") as job:
+    with lk.job(kind="collect", run_id="new") as job:
         job.record(odd)
-    add_credit(made)
-    return made
+    add_credit(lk)
+    return lk
 
 
 def selected(lk: Lake, settings: TrainConfig) -> TrainingSelection:
@@ -51,11 +51,11 @@ def selected(lk: Lake, settings: TrainConfig) -> TrainingSelection:
     return select(snapshot, settings, settings.loss.needs, source=find_credit(snapshot, None))
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, pl.DataFrame):
-        assert_frame_equal(one, other, check_exact=True)
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, pl.DataFrame):
+        assert_frame_equal(first, second, check_exact=True)
         return True
-    return bool(one == other)
+    return bool(first == second)
 
 
 SETTINGS = {
@@ -76,18 +76,22 @@ def test_any_number_of_portions_gives_the_same_selection_and_plan(
     lk: Lake, monkeypatch: pytest.MonkeyPatch, name: str, size: int
 ) -> None:
     settings = SETTINGS[name]
-    whole = selected(lk, settings)
+    undivided = selected(lk, settings)
     monkeypatch.setattr(token_rows, "PORTION", size)
     episodes = lk.sql("SELECT episode_id, num_steps FROM episodes ORDER BY 1")
     assert len(Portions(episodes).episodes) > 2
-    found = selected(lk, settings)
+    actual = selected(lk, settings)
     for field in fields(TrainingSelection):
-        assert same(getattr(found, field.name), getattr(whole, field.name)), field.name
-    plans = [Plan(selection, settings) for selection in (found, whole)]
+        assert same(getattr(actual, field.name), getattr(undivided, field.name)), field.name
+    plans = [Plan(selection, settings) for selection in (actual, undivided)]
     assert plans[0].plan_hash == plans[1].plan_hash
-    for one, other in zip(*(plan.steps for plan in plans), strict=True):
-        assert one.episodes_E.tolist() == other.episodes_E.tolist()
-        assert (one.tokens, one.squared_lengths, one.units) == (other.tokens, other.squared_lengths, other.units)
+    for first_step, second_step in zip(*(plan.steps for plan in plans), strict=True):
+        assert first_step.episodes_E.tolist() == second_step.episodes_E.tolist()
+        assert (first_step.tokens, first_step.squared_lengths, first_step.units) == (
+            second_step.tokens,
+            second_step.squared_lengths,
+            second_step.units,
+        )
 
 
 _EPISODES = st.dictionaries(st.integers(0, 2**63 - 1), st.integers(0, 5), max_size=12)
@@ -96,20 +100,20 @@ _EPISODES = st.dictionaries(st.integers(0, 2**63 - 1), st.integers(0, 5), max_si
 @limited(max_examples=examples(50))
 @given(_EPISODES, st.lists(st.integers(0, 2**63 - 1), max_size=5), st.integers(1, 6), st.randoms())
 def test_rows_are_dealt_to_their_episodes_portion(
-    episodes: dict[int, int], others: list[int], size: int, rnd: Any
+    episodes: dict[int, int], unrelated: list[int], size: int, rnd: Any
 ) -> None:
     schema = {"episode_id": pl.Int64, "num_steps": pl.Int32}
     frame = pl.DataFrame(sorted(episodes.items()), schema=schema, orient="row")
     rows = [(episode, step) for episode, steps in episodes.items() for step in range(steps)]
-    rows += [(episode, 0) for episode in others if episode not in episodes]
+    rows += [(episode, 0) for episode in unrelated if episode not in episodes]
     rnd.shuffle(rows)
     stored = pl.DataFrame(rows, schema={"episode_id": pl.Int64, "step": pl.Int64}, orient="row")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_rows, "PORTION", size)
-        made = Portions(frame)
-        read = list(made.read([stored[:3].lazy(), stored[3:].lazy()]))
-    assert_frame_equal(pl.concat(made.episodes), frame)
-    for portion, mine in zip(made.episodes, read, strict=True):
+        portions = Portions(frame)
+        read = list(portions.read([stored[:3].lazy(), stored[3:].lazy()]))
+    assert_frame_equal(pl.concat(portions.episodes), frame)
+    for portion, mine in zip(portions.episodes, read, strict=True):
         expected = stored.filter(pl.col("episode_id").is_in(portion["episode_id"].implode()))
         assert_frame_equal(mine, expected, check_row_order=False)
         steps = portion["num_steps"].to_list()
@@ -121,24 +125,26 @@ _VALUES = st.sampled_from([0.0, -0.0, float("nan"), 1.5, None])
 
 @limited(max_examples=examples(50))
 @given(st.lists(st.lists(st.tuples(_VALUES, st.sampled_from(["a", "b", None])), max_size=4), min_size=1, max_size=4))
-def test_no_value_changes_bit_for_bit_where_it_is_held_once(parts: list[list[tuple[float | None, str | None]]]) -> None:
+def test_no_value_changes_bit_for_bit_where_it_is_held_once(
+    pieces: list[list[tuple[float | None, str | None]]],
+) -> None:
     frames = []
-    for number, rows in enumerate(parts):
+    for number, rows in enumerate(pieces):
         frame = pl.DataFrame(rows, schema={"value": pl.Float64, "word": pl.String}, orient="row")
         frames.append(frame.with_row_index("number").with_columns(part=pl.lit(number)))
-    whole = pl.concat(frames)
+    undivided = pl.concat(frames)
 
     def bits(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
         return [(None if value is None else np.float64(value).tobytes(), *rest) for value, *rest in frame.rows()]
 
-    for held in (compact(whole), concat_portions([compact(frame) for frame in frames])):
-        assert held.schema == whole.schema
-        for one, other in zip(
-            bits(held.select("value", "word", "number", "part")),
-            bits(whole.select("value", "word", "number", "part")),
+    for compacted in (compact(undivided), concat_portions([compact(frame) for frame in frames])):
+        assert compacted.schema == undivided.schema
+        for first, second in zip(
+            bits(compacted.select("value", "word", "number", "part")),
+            bits(undivided.select("value", "word", "number", "part")),
             strict=True,
         ):
-            assert one == other
+            assert first == second
 
 
 def test_a_column_of_one_value_takes_no_memory() -> None:

@@ -16,10 +16,12 @@ STOPPED = {ClipFlag.MASKED, ClipFlag.ABOVE, ClipFlag.BELOW, ClipFlag.DUAL}
 
 
 def fates(limits: RatioLimits, ratio_N: Any, unit_ratio_N: Any, advantages_N: Any) -> list[ClipFlag]:
-    told = [ClipFlag.KEPT] * len(ratio_N)
+    reported = [ClipFlag.KEPT] * len(ratio_N)
     for fate, where_N in reversed(limits.clip_flags(ratio_N, unit_ratio_N, advantages_N)):
-        told = [fate if here else before for here, before in zip(where_N.tolist(), told, strict=True)]
-    return told
+        reported = [
+            fate if is_clipped else before for is_clipped, before in zip(where_N.tolist(), reported, strict=True)
+        ]
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -49,8 +51,8 @@ def test_a_token_told_as_stopped_has_no_gradient_and_any_other_has(
     sizes_U = torch.bincount(rows.unit_N, minlength=units)
     of_unit_U = torch.zeros(units, dtype=torch.float64).index_add(0, rows.unit_N, log_ratio_N) / sizes_U
     unit_ratio_N = (log_ratio_N if limits.unit == "token" else of_unit_U[rows.unit_N]).exp()
-    told = fates(limits, log_ratio_N.exp(), unit_ratio_N, rows.advantages_N)
-    assert [fate in STOPPED for fate in told] == (gradient_N == 0).tolist()
+    flags = fates(limits, log_ratio_N.exp(), unit_ratio_N, rows.advantages_N)
+    assert [fate in STOPPED for fate in flags] == (gradient_N == 0).tolist()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,6 @@ def test_a_token_told_as_stopped_has_no_gradient_and_any_other_has(
     ids=str,
 )
 def test_what_cannot_be_told_is_not_guessed(loss: Any, why: str) -> None:
-    said = read_limits(loss)
-    assert isinstance(said, str)
-    assert why in said
+    limits_read = read_limits(loss)
+    assert isinstance(limits_read, str)
+    assert why in limits_read

@@ -72,8 +72,8 @@ def test_no_sequence_is_the_beginning_of_another(rows: list[dict[str, Any]]) -> 
         (part["episode_id"][0], part["step_index"].to_list()) for part in members.partition_by("episode_id", "sequence")
     ]
     for episode, path in paths:
-        longer = [other for e, other in paths if e == episode and len(other) > len(path)]
-        assert all(other[: len(path)] != path for other in longer)
+        longer = [other_path for e, other_path in paths if e == episode and len(other_path) > len(path)]
+        assert all(other_path[: len(path)] != path for other_path in longer)
 
 
 @given(trees())

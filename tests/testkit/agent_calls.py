@@ -25,19 +25,19 @@ class Recording:
         self.registry = SessionRegistry(self._emit, **limits)
 
     def _emit(self, key: bytes, number: int, frame: Frame, _: bool) -> None:
-        kept = self.frames.setdefault(key, [])
-        assert number == len(kept)
+        frames = self.frames.setdefault(key, [])
+        assert number == len(frames)
         # As the spool gives it back: what is changed later is not in it.
-        kept.append(_copied(frame))
+        frames.append(_copied(frame))
 
     def resumed(self) -> "Recording":
-        """Another process goes on with what is open."""
-        found = Recording(**self._limits)
+        """Another process continues with what is open."""
+        recording = Recording(**self._limits)
         for key, frames in self.frames.items():
-            found.frames[key] = list(frames)
+            recording.frames[key] = list(frames)
             if not isinstance(frames[-1], EndFrame):
-                found.registry.resume(key, map(_copied, frames))
-        return found
+                recording.registry.resume(key, map(_copied, frames))
+        return recording
 
     def records(self) -> list[EpisodeRecord]:
         """The episodes, all of them ended, in the order in which they began."""
@@ -79,32 +79,39 @@ def chat(
         | ({"token_ids": ids_of(message), "logprobs": _logprobs(message)} if has_ids else {})
         for index, message in enumerate(samples)
     ]
-    told: dict[str, Any] = {"id": f"a{number}", "model": "policy", "choices": choices}
-    told |= {"prompt_token_ids": rendered(messages)} if has_ids else {}
-    return _call(CHAT, address, body, None if error else told, number, error)
+    payload: dict[str, Any] = {"id": f"a{number}", "model": "policy", "choices": choices}
+    payload |= {"prompt_token_ids": rendered(messages)} if has_ids else {}
+    return _call(CHAT, address, body, None if error else payload, number, error)
 
 
 def completion(address: RolloutAddress, prompt: Any, text: str, *, number: int = 0, **body: Any) -> Call:
     """A call of a text or of token ids, with its answer; a text's tokens are its bytes."""
     prompt_ids = encoded(prompt) if isinstance(prompt, str) else prompt
     choice = {"index": 0, "text": text, "finish_reason": "stop", "token_ids": encoded(text)}
-    told = {"id": f"a{number}", "model": "policy", "choices": [choice | {"prompt_token_ids": prompt_ids}]}
-    return _call(COMPLETIONS, address, {"model": "policy", "prompt": prompt} | body, told, number, None)
+    payload = {"id": f"a{number}", "model": "policy", "choices": [choice | {"prompt_token_ids": prompt_ids}]}
+    return _call(COMPLETIONS, address, {"model": "policy", "prompt": prompt} | body, payload, number, None)
 
 
-def told(api: str, address: RolloutAddress, body: dict[str, Any], answer: dict[str, Any], *, number: int = 0) -> Call:
+def answered_call(
+    api: str, address: RolloutAddress, body: dict[str, Any], answer: dict[str, Any], *, number: int = 0
+) -> Call:
     """A call by its request and its answer, as an API writes them."""
     return _call(api, address, body, answer, number, None)
 
 
 def _call(
-    api: str, address: RolloutAddress, body: dict[str, Any], told: dict[str, Any] | None, number: int, error: str | None
+    api: str,
+    address: RolloutAddress,
+    body: dict[str, Any],
+    payload: dict[str, Any] | None,
+    number: int,
+    error: str | None,
 ) -> Call:
     return Call(
         address=address,
         api=api,
         request=parse_request(api, body),
-        answer=None if told is None else parse_answer(api, told),
+        answer=None if payload is None else parse_answer(api, payload),
         started_at=START + timedelta(seconds=number),
         latency=0.5,
         error=error,
@@ -133,7 +140,7 @@ def prompt_ids(record: EpisodeRecord, index: int) -> list[int]:
 
 
 def prompt_messages(record: EpisodeRecord, index: int) -> list[Message]:
-    """The messages of a step's prompt, from its row and those that it goes on from."""
+    """The messages of a step's prompt, from its row and those that it continues from."""
     if not index:
         return record.initial_messages or []
     step = record.steps[index]

@@ -18,15 +18,15 @@ from testkit.agent_rollouts import NoLog, player, rollout
 
 
 async def agent(task: Task, client: Client) -> float:
-    said = list(task.messages)
+    messages = list(task.messages)
     async with client.async_openai() as api:
         for _ in range(3):
-            made = await api.chat.completions.create(model=client.model, messages=said, **client.sampling)
-            said += [
-                {"role": "assistant", "content": made.choices[0].message.content},
+            completion = await api.chat.completions.create(model=client.model, messages=messages, **client.sampling)
+            messages += [
+                {"role": "assistant", "content": completion.choices[0].message.content},
                 {"role": "user", "content": "?"},
             ]
-    return float(len(said[-2]["content"]))
+    return float(len(messages[-2]["content"]))
 
 
 def recorded(folder: Path) -> set[tuple[str, int]]:
@@ -40,16 +40,16 @@ def recorded(folder: Path) -> set[tuple[str, int]]:
 async def collect(folder: Path, engine: str, count: int) -> None:
     playing = player(agent, [engine], folder)
     await playing.settle()
-    there = recorded(folder)
+    present = recorded(folder)
     slots = [(f"task-{number // 4:03}", number % 4) for number in range(count)]
-    print("settled", len(there), flush=True)
-    left = [slot for slot in slots if slot not in there]
+    print("settled", len(present), flush=True)
+    slots_left = [slot for slot in slots if slot not in present]
 
     async def play(name: str, index: int) -> None:
         await playing.play(rollout(name, index, seed=index), NoLog())
         print("ended", flush=True)
 
-    await asyncio.gather(*(play(*slot) for slot in left))
+    await asyncio.gather(*(play(*slot) for slot in slots_left))
     await playing.settle()
     await playing.close()
     print("done", flush=True)

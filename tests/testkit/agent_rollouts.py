@@ -36,7 +36,7 @@ def fork_proxies(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
 
 
 class NoLog:
-    """The log of a player that records by itself."""
+    """The log of a player that records alone."""
 
     steps: Sequence[StepRecord] = ()
 
@@ -50,12 +50,12 @@ class NoLog:
         return True
 
 
-def rollout(name: str | None, index: int = 0, **more: Any) -> Rollout:
+def rollout(name: str | None, index: int = 0, **options: Any) -> Rollout:
     """One of the run `r`, of a task that says its name."""
-    task = more.pop("task", None) or Task(
-        name=name, seed=more.pop("task_seed", 0), messages=[{"role": "user", "content": f"Find the key of {name}."}]
+    task = options.pop("task", None) or Task(
+        name=name, seed=options.pop("task_seed", 0), messages=[{"role": "user", "content": f"Find the key of {name}."}]
     )
-    return Rollout(run_id="r", task=task, rollout_index=index, **more)
+    return Rollout(run_id="r", task=task, rollout_index=index, **options)
 
 
 def player(agent: Agent, engines: Sequence[str], folder: Path, **options: Any) -> AgentPlayer:
@@ -72,7 +72,7 @@ def played(
         with_proxies = player(agent, engines, folder, **options)
         try:
             await with_proxies.settle()
-            return await asyncio.gather(*(with_proxies.play(one, NoLog()) for one in rollouts))
+            return await asyncio.gather(*(with_proxies.play(rollout, NoLog()) for rollout in rollouts))
         finally:
             await with_proxies.close()
 

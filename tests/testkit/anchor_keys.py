@@ -66,16 +66,16 @@ def partition(labels: Sequence[Hashable | None]) -> list[int | None]:
 def naive_clusters(states: Sequence[str], threshold: float) -> list[str]:
     """The first member of each text's cluster: the definition, without any shortcut."""
     firsts: list[str] = []
-    found = []
+    keys = []
     for text in states:
         for first in firsts:
             if SequenceMatcher(None, text, first).ratio() >= threshold:
-                found.append(first)
+                keys.append(first)
                 break
         else:
             firsts.append(text)
-            found.append(text)
-    return found
+            keys.append(text)
+    return keys
 
 
 def naive_similar(rows: Sequence[Row], threshold: float) -> list[str | None]:
@@ -84,18 +84,18 @@ def naive_similar(rows: Sequence[Row], threshold: float) -> list[str | None]:
     for row in rows:
         if row["state"] is not None:
             by_group[row["group_id"]].append(row["state"])
-    found = {group: iter(naive_clusters(states, threshold)) for group, states in by_group.items()}
-    return [None if row["state"] is None else next(found[row["group_id"]]) for row in rows]
+    clusters = {group: iter(naive_clusters(states, threshold)) for group, states in by_group.items()}
+    return [None if row["state"] is None else next(clusters[row["group_id"]]) for row in rows]
 
 
 def naive_history(rows: Sequence[Row], labels: Sequence[Hashable | None], k: int, short: str) -> list[Any]:
     """The last k labels of each row's episode; None if one of them is, or if there are fewer and `short` says so."""
-    found = []
+    clusters = []
     for at, row in enumerate(rows):
         before = [n for n in range(at + 1) if rows[n]["episode_id"] == row["episode_id"]]
         window = tuple(labels[n] for n in before[-k:])
-        found.append(None if None in window or (short == "unknown" and len(window) < k) else window)
-    return found
+        clusters.append(None if None in window or (short == "unknown" and len(window) < k) else window)
+    return clusters
 
 
 def naive_json(text: str, drop: Sequence[str] = ()) -> Any:
@@ -104,18 +104,18 @@ def naive_json(text: str, drop: Sequence[str] = ()) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(constant)
 
-    def frozen(value: Any, place: tuple[str, ...]) -> Any:
+    def frozen(value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, dict):
-            kept = {k: v for k, v in value.items() if not dropped((*place, k), k)}
-            return ("object", frozenset((k, frozen(v, (*place, k))) for k, v in kept.items()))
+            fields = {k: v for k, v in value.items() if not dropped((*path, k), k)}
+            return ("object", frozenset((k, frozen(v, (*path, k))) for k, v in fields.items()))
         if isinstance(value, list):
-            items = [(str(n), v) for n, v in enumerate(value) if not dropped((*place, str(n)), None)]
-            return ("list", tuple(frozen(v, (*place, n)) for n, v in items))
+            items = [(str(n), v) for n, v in enumerate(value) if not dropped((*path, str(n)), None)]
+            return ("list", tuple(frozen(v, (*path, n)) for n, v in items))
         return (type(value).__name__, value)
 
-    def dropped(place: tuple[str, ...], key: str | None) -> bool:
+    def dropped(path: tuple[str, ...], key: str | None) -> bool:
         paths = [tuple(field[2:].split(".")) for field in drop if field.startswith("$")]
-        fits = [len(p) == len(place) and all(a in ("*", b) for a, b in zip(p, place, strict=True)) for p in paths]
+        fits = [len(p) == len(path) and all(a in ("*", b) for a, b in zip(p, path, strict=True)) for p in paths]
         return key in drop or any(fits)
 
     parsed = json.loads(text, parse_int=Decimal, parse_float=Decimal, parse_constant=refuse)

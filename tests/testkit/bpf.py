@@ -6,7 +6,7 @@ from collections.abc import Sequence
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 _ERRNO = 0x00050000
 _LOAD, _ANSWER = 0x20, 0x06
-_TESTS = {0x15: int.__eq__, 0x35: int.__ge__, 0x45: lambda found, operand: found & operand != 0}
+_TESTS = {0x15: int.__eq__, 0x35: int.__ge__, 0x45: lambda accumulator, operand: accumulator & operand != 0}
 """BPF_JEQ, BPF_JGE, BPF_JSET, each with a constant."""
 
 
@@ -27,7 +27,7 @@ def answer(
         msg = f"{len(program)} instructions"
         raise ValueError(msg)
     data = struct.pack("<IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
-    found, at = 0, 0
+    accumulator, at = 0, 0
     while at < len(program):
         code, if_true, if_false, operand = program[at]
         if not (0 <= if_true < 256 and 0 <= if_false < 256 and 0 <= operand < 1 << 32):
@@ -37,9 +37,9 @@ def answer(
         if code == _ANSWER:
             return operand
         if code == _LOAD:
-            (found,) = struct.unpack_from("<I", data, operand)
+            (accumulator,) = struct.unpack_from("<I", data, operand)
         elif code in _TESTS:
-            at += if_true if _TESTS[code](found, operand) else if_false
+            at += if_true if _TESTS[code](accumulator, operand) else if_false
         else:
             msg = f"instruction {at - 1} has the unknown code {code:#x}"
             raise ValueError(msg)

@@ -61,7 +61,7 @@ class Tab:
         if self._page is not None and self._page.evaluate("history.length") > _MOST_ENTRIES:
             self.close()
         if self._page is None:
-            self._page = self._begun()
+            self._page = self._start_page()
         page = self._page
         page.set_viewport_size(size or self._size)
         is_clean = False
@@ -81,13 +81,13 @@ class Tab:
             if not is_clean:
                 self.close()
 
-    def _begun(self) -> Any:
+    def _start_page(self) -> Any:
         page = self._browser.new_context(**self._options).new_page()
         page.set_default_timeout(PATIENCE)
-        self._faults, self._asked = faults, asked = [], set()
+        self._faults, self._asked = faults, requests = [], set()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.add(urlsplit(request.url).hostname or ""))
+        page.on("request", lambda request: requests.add(urlsplit(request.url).hostname or ""))
         return page
 
 

@@ -20,13 +20,13 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 def find_chromium() -> str | None:
     """The executable of an installed Chromium: on the path, or the one Playwright downloaded."""
     for name in _NAMES:
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        own = driver.chromium.executable_path
-    return own if Path(own).exists() else None
+        browser_path = driver.chromium.executable_path
+    return browser_path if Path(browser_path).exists() else None
 
 
 def missing(reason: str) -> None:

@@ -53,7 +53,7 @@ def tokenizer_of(manner: str):
 
 
 class ToyEngine:
-    """An engine in this process, which answers what it is told to, and keeps what it was asked."""
+    """An engine in this process, which answers from a script, and keeps what it was asked."""
 
     url = "toy"
 
@@ -71,12 +71,12 @@ class ToyEngine:
         return [self.seen[-1][1]]
 
 
-def generated(ids: Sequence[int], finish_reason: str = "stop", version: int | None = 3, **more) -> Generation:
+def generated(ids: Sequence[int], finish_reason: str = "stop", version: int | None = 3, **fields) -> Generation:
     """An answer whose log-probabilities tell its tokens' places."""
     spans = [(version, 0, len(ids) - 1)] if ids else []
-    logprobs = [-float(place + 1) for place in range(len(ids))]
+    logprobs = [-float(index + 1) for index in range(len(ids))]
     return Generation(
-        **({"ids": list(ids), "logprobs": logprobs, "finish_reason": finish_reason, "versions": spans} | more)
+        **({"ids": list(ids), "logprobs": logprobs, "finish_reason": finish_reason, "versions": spans} | fields)
     )
 
 

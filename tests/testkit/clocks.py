@@ -1,4 +1,4 @@
-"""A clock that several processes share and a test moves: hours stand in a file beside the lake."""
+"""A clock that several processes share and a test moves: hours stand in a file next to the lake."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -45,9 +45,9 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         monkeypatch.setattr(sys, "argv", ["trajlake", *map(str, args)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)) if isinstance(stdin, bytes) else stdin)
         capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as error:
             main()
         printed = capsys.readouterr()
-        return Result(int(left.value.code or 0), printed.out, printed.err)
+        return Result(int(error.value.code or 0), printed.out, printed.err)
 
     return run

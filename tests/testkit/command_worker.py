@@ -27,17 +27,17 @@ for _name in (
 
 
 def main(args: Sequence[str]) -> None:
-    """Run a command line as a process of its own would.
+    """Run a command line as a separate process would.
 
     Args:
-        args: environment, folder and whether it gets a session of its own, as JSON; then the command line.
+        args: environment, folder and whether it gets its own session, as JSON; then the command line.
     """
-    asked = json.loads(args[0])
+    request = json.loads(args[0])
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    if asked["folder"] is not None:
-        os.chdir(asked["folder"])
-    if asked["session"]:
+    os.environ.update(request["environment"])
+    if request["folder"] is not None:
+        os.chdir(request["folder"])
+    if request["session"]:
         os.setsid()
     sys.argv = ["trajlake", *args[1:]]
     try:

@@ -1,4 +1,4 @@
-"""The command line in a process of its own, which is forked from a server that has imported what the command needs.
+"""The command line in its own process, which is forked from a server that has imported what the command needs.
 
 Real processes with their own memory, files and end, which a test may stop, kill and wait for, without the seconds that
 an interpreter takes for its imports. What a library reads from the environment when it is imported (RUST_LOG, say) is
@@ -27,14 +27,14 @@ class Command(subprocess.Popen[Any]):
     server.
     """
 
-    def _execute_child(self, args: Any, _: Any, preexec: Any, *more: Any) -> None:
+    def _execute_child(self, args: Any, _: Any, preexec: Any, *rest: Any) -> None:
         assert preexec is None, "a function that runs before the command needs a process that is not forked"
-        (_, _, folder, own, _, _, _), pipes, session = more[:7], more[7:13], more[18]
+        (_, _, folder, env, _, _, _), pipes, session = rest[:7], rest[7:13], rest[18]
         words = [str(word) for word in args]
         self._server = fork_server(_WORKERS.get(words[0], "testkit.command_worker"))
-        asked = {"environment": dict(own or environment()), "folder": folder and str(folder), "session": session}
-        theirs = [given if given != -1 else usual for usual, given in enumerate((pipes[0], pipes[3], pipes[5]))]
-        self.pid = self._server.ask(theirs, run=[json.dumps(asked), *words])
+        request = {"environment": dict(env or environment()), "folder": folder and str(folder), "session": session}
+        theirs = [pipe if pipe != -1 else usual for usual, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
+        self.pid = self._server.ask(theirs, run=[json.dumps(request), *words])
         self._child_created = True
         self._close_pipe_fds(*pipes)
 

@@ -2,7 +2,7 @@
 
 KIND `delta` appends with delta-rs, which gives up on a lost race; KIND `objects` creates the log's next file itself.
 OPTIONS are storage options as JSON. Prints a line when it is ready, waits for a line, then prints the marks of the
-commits that it was told it made.
+commits that it was sure of.
 """
 
 import json
@@ -45,11 +45,11 @@ def main(args: Sequence[str]) -> None:
     attempt = {"delta": by_delta, "objects": by_objects}[kind]
     print("ready", flush=True)
     sys.stdin.readline()
-    made: list[str] = []
+    marks: list[str] = []
     tried = 0
-    while len(made) < int(commits):
+    while len(marks) < int(commits):
         tried += 1
         mark = f"{name}-{tried}"
         if attempt(objects, mark):
-            made.append(mark)
-    print(json.dumps({"made": made, "tried": tried}), flush=True)
+            marks.append(mark)
+    print(json.dumps({"made": marks, "tried": tried}), flush=True)

@@ -1,7 +1,7 @@
 """Foreign programs (readers of exports, agent frameworks, engines), each in an environment made once per machine.
 
 An environment also finds the packages that the tests run with (torch, pyarrow, ...), so that only what a tool needs
-beside them is installed; an engine that brings its own does not. `consumers/<name>.py` is run in it: it reads what its
+next to them is installed; an engine that brings its own does not. `consumers/<name>.py` is run in it: it reads what its
 arguments name, with the tool's own code, and prints what it found as JSON.
 """
 
@@ -40,7 +40,7 @@ def consumed(name: str, requirements: Sequence[str], *arguments: object, alone: 
 
 
 def with_packages(name: str, requirements: Sequence[str], *, alone: Sequence[str] = ()) -> Path:
-    """The Python of an environment in which packages are installed beside those of the tests; see `consumed`."""
+    """The Python of an environment in which packages are installed next to those of the tests; see `consumed`."""
     return environment(name, _install(requirements), *([_install(["--no-deps", *alone])] if alone else []))
 
 
@@ -73,21 +73,21 @@ def environment(name: str, *commands: Sequence[str], shares: bool = True) -> Pat
         commands: of pip, in turn; the test is skipped if they find no packages.
         shares: whether it finds the packages that the tests run with.
     """
-    wanted = hashlib.sha256(repr((commands, shares, sys.executable)).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(repr((commands, shares, sys.executable)).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("TRAJLAKE_TEST_CACHE") or Path(tempfile.gettempdir(), "trajlake-consumers"))
     cache.mkdir(exist_ok=True, parents=True)
-    folder = cache / f"{name}-{wanted}"
-    python, whole = folder / "bin" / "python", folder / "whole"
+    folder = cache / f"{name}-{digest}"
+    python, complete_mark = folder / "bin" / "python", folder / "whole"
     with (cache / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not whole.exists():
+        if not complete_mark.exists():
             shutil.rmtree(folder, ignore_errors=True)
             venv.create(folder, symlinks=True, with_pip=not shares)
             if shares:
                 _share(python)
             for words in commands:
                 _pip(python, name, words)
-            whole.touch()
+            complete_mark.touch()
     return python
 
 
@@ -97,16 +97,16 @@ def _install(requirements: Sequence[str]) -> tuple[str, ...]:
 
 def _share(python: Path) -> None:
     """Let an environment find the packages of this one, after its own."""
-    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    own = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    (own / "of_the_tests.pth").write_text(f"{sysconfig.get_path('purelib')}\n", "utf-8")
+    command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site_packages = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    (site_packages / "of_the_tests.pth").write_text(f"{sysconfig.get_path('purelib')}\n", "utf-8")
 
 
 def _pip(python: Path, name: str, words: Sequence[str]) -> None:
     pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=1800, check=False)
     if done.returncode:
-        told = done.stderr.strip().splitlines()
+        lines = done.stderr.strip().splitlines()
         if any(sign in done.stderr for sign in _OUT_OF_REACH):
-            pytest.skip(f"{name}: the package index is out of reach, or lacks {' '.join(words)}: {told[-1]}")
+            pytest.skip(f"{name}: the package index is out of reach, or lacks {' '.join(words)}: {lines[-1]}")
         raise AssertionError(f"{name} cannot be installed: {done.stderr[-2000:]}")

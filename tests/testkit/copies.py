@@ -21,7 +21,7 @@ def copied(name: str, make: Callable[[Path], object], folder: Path, **options: A
     """A copy of the lake that `make` puts into a folder.
 
     Args:
-        name: of what is made: whoever gives the same name gets a copy of the same lake, job ids and times included.
+        name: of what is made: anyone who gives the same name gets a copy of the same lake, job ids and times included.
         make: makes the lake.
         folder: for the copy; missing or empty.
         options: of `lake.open`, for the copy.

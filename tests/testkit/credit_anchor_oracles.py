@@ -32,10 +32,10 @@ def anchored(
             rows.append((episode, number, info))
     out = []
     for episode, number, info in rows:
-        group = [other for e, _, other in rows if e.group == episode.group]
+        group = [sibling for e, _, sibling in rows if e.group == episode.group]
         siblings = [e for e in siblings_of(episode, episodes) if not e.excluded and e.score(options) is not None]
         scores = [e.score(options) for e in siblings]
-        own = episode.score(options)
+        own_score = episode.score(options)
         info["a_episode"] = None if episode not in siblings else episode_side(episode, info, scores)
         same = members(info, group, 1, options)
         is_member = info in same
@@ -48,7 +48,7 @@ def anchored(
             "singleton_group": len(scores) == 1,
             "unknown_return": info["return_to_go"] is None,
             "unknown_state": info["past"][0] is None,
-            "unscored": own is None,
+            "unscored": own_score is None,
         }
         values = {name: info[name] for name in ("return_to_go", "a_episode", "a_step")}
         sizes = {"anchor_size": len(same), "anchor_episodes": len({m["episode"].id for m in same})}
@@ -62,13 +62,13 @@ def members(row: Row, group: list[Row], length: int, options: Any) -> list[Row]:
     past = row["past"][:length]
     if len(past) < length or None in past:
         return []
-    visits = [other for other in group if other["past"][:length] == past]
+    visits = [sibling for sibling in group if sibling["past"][:length] == past]
     if options.revisits == "first":  # of all visits: a trajectory whose first visit is unknown has no member
         first: dict[int, Row] = {}
-        for other in visits:
-            first.setdefault(other["episode"].id, other)
+        for visit in visits:
+            first.setdefault(visit["episode"].id, visit)
         visits = list(first.values())
-    return [other for other in visits if other["known"]]
+    return [visit for visit in visits if visit["known"]]
 
 
 def gigpo_loo(steps: list[Row], options: Any) -> list[Row]:
@@ -104,15 +104,15 @@ def hgpo(steps: list[Row], options: Any) -> list[Row]:
         return centre if options.norm == "mean_norm" else centre / (statistics.pstdev(values) + EPSILON)
 
     def levels(row: Row, group: list[Row]) -> list[tuple[float, float]]:
-        found = []
+        rows_out = []
         for length in range(1, options.history + 2):
             same = members(row, group, length, options)
             if row in same and len(same) > 1:
-                found.append((float(length + 1) ** options.alpha, population(row["S"], [m["S"] for m in same])))
-        return [pair for pair in found if options.zeros == "count" or abs(pair[1]) > 1e-9]
+                rows_out.append((float(length + 1) ** options.alpha, population(row["S"], [m["S"] for m in same])))
+        return [pair for pair in rows_out if options.zeros == "count" or abs(pair[1]) > 1e-9]
 
-    def mean(found: list[tuple[float, float]]) -> float:
-        return sum(w * a for w, a in found) / sum(w for w, _ in found) if found else 0.0
+    def mean(pairs: list[tuple[float, float]]) -> float:
+        return sum(w * a for w, a in pairs) / sum(w for w, _ in pairs) if pairs else 0.0
 
     def step_side(row: Row, group: list[Row]) -> float:
         row["levels"] = levels(row, group)

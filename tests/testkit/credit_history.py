@@ -88,14 +88,14 @@ class History:
         episodes = self.episodes()
         if episodes.height:
             row = episodes.row(self.random.randrange(episodes.height), named=True)
-            whole = episodes.filter(pl.col("group_id") == row["group_id"])["episode_id"].to_list()
-            self.lk.retract(whole if self.random.random() < 0.3 else [row["episode_id"]])
+            episode_ids = episodes.filter(pl.col("group_id") == row["group_id"])["episode_id"].to_list()
+            self.lk.retract(episode_ids if self.random.random() < 0.3 else [row["episode_id"]])
 
     def judge(self) -> None:
         """Some episodes are scored (again): values come back, and NULL is one of them."""
         episodes = self.episodes()
-        chosen = [self.random.random() < 0.6 for _ in range(episodes.height)]
-        episodes = episodes.filter(pl.Series(chosen, dtype=pl.Boolean))
+        is_chosen = [self.random.random() < 0.6 for _ in range(episodes.height)]
+        episodes = episodes.filter(pl.Series(is_chosen, dtype=pl.Boolean))
         values = [self.random.choice([0.0, 0.5, 1.0, None]) for _ in range(episodes.height)]
         rows = episodes.select("episode_id", "group_id", "run_id").with_columns(
             value=pl.Series(values, dtype=pl.Float64), scorer=pl.lit(JUDGE), scorer_version=pl.lit("1")
@@ -136,8 +136,8 @@ class History:
         """Visible episodes in their groups, with their scores, as the choice says."""
         episodes = self.episodes()
         if choice.grouping is not None:
-            found = pl.Series([self.grouped.get(e) for e in episodes["episode_id"]], dtype=pl.Int64)
-            episodes = episodes.with_columns(group_id=found).filter(pl.col("group_id").is_not_null())
+            groups = pl.Series([self.grouped.get(e) for e in episodes["episode_id"]], dtype=pl.Int64)
+            episodes = episodes.with_columns(group_id=groups).filter(pl.col("group_id").is_not_null())
         scores = episodes["env_return"]
         if choice.score == JUDGE:
             scores = pl.Series([self.judged.get(e) for e in episodes["episode_id"]], dtype=pl.Float64)
@@ -146,8 +146,8 @@ class History:
     def possible(self, choice: Choice) -> bool:
         """Whether the job would find something to compute, and an advantage in it: it is refused without one."""
         judged = choice.score != JUDGE or any(e in self.judged for e in self.episodes()["episode_id"])
-        known = choice.grouping is None or self.lk.scan("groupings").collect().height > 0
-        if not (judged and known and self.selected(choice).height > 0):
+        is_known = choice.grouping is None or self.lk.scan("groupings").collect().height > 0
+        if not (judged and is_known and self.selected(choice).height > 0):
             return False
         advantages = self.expected(choice)["advantage"]
         return advantages.is_empty() or advantages.null_count() < len(advantages)
@@ -163,8 +163,8 @@ class History:
             **options,
         )
         now = self.inputs(choice)
-        before = {group: seen for (of, group), seen in self.computed.items() if of == choice}
-        due = {group for group, seen in now.items() if before.get(group) != seen}
+        before = {group: inputs for (of, group), inputs in self.computed.items() if of == choice}
+        due = {group for group, inputs in now.items() if before.get(group) != inputs}
         if not choice.estimator.incremental and (now != before):
             due = set(now)
         if options.get("force"):
@@ -173,7 +173,7 @@ class History:
         assert report.skipped == (not due and before.keys() <= now.keys())
         for group in before.keys() - now.keys():
             del self.computed[choice, group]
-        self.computed |= {(choice, group): seen for group, seen in now.items()}
+        self.computed |= {(choice, group): inputs for group, inputs in now.items()}
         self.check(choice, report)
         return report
 
@@ -182,14 +182,14 @@ class History:
         members: dict[int, set[tuple[int, float | None]]] = {}
         for row in self.selected(choice).iter_rows(named=True):
             members.setdefault(row["group_id"], set()).add((row["episode_id"], row["episode_score"]))
-        return {group: frozenset(seen) for group, seen in members.items()}
+        return {group: frozenset(members_of) for group, members_of in members.items()}
 
     def check(self, choice: Choice, report: CreditReport) -> None:
         """The series shows what the estimator says of everything there is, to the bit."""
-        shown = self.lk.sql("SELECT * FROM latest_advantages WHERE series_id = ?", [report.series_id])
+        advantages = self.lk.sql("SELECT * FROM latest_advantages WHERE series_id = ?", [report.series_id])
         full = self.expected(choice)
         keys = ["group_id", "episode_id", "step_index"]
-        assert shown.select(full.columns).sort(keys).equals(full.sort(keys), null_equal=True)
+        assert advantages.select(full.columns).sort(keys).equals(full.sort(keys), null_equal=True)
         assert report.summary.steps == full.height
         assert report.summary.groups == full["group_id"].n_unique()
         assert report.summary.undefined_steps == full["advantage"].null_count()

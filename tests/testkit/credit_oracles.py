@@ -49,7 +49,7 @@ def episodes_of(steps: list[Row], options: Any) -> list[Episode]:
     for row in sorted(steps, key=lambda row: (row["group_id"], row["episode_id"], row["step_index"])):
         if row["is_active"] is not False:
             rows[row["episode_id"]].append(row)
-    return [Episode(found, options) for found in rows.values()]
+    return [Episode(rows_of_episode, options) for rows_of_episode in rows.values()]
 
 
 def finished(episode: Episode, number: int, flags: dict[str, bool], **values: Any) -> Row:
@@ -69,7 +69,7 @@ def finished(episode: Episode, number: int, flags: dict[str, bool], **values: An
 
 
 def siblings_of(episode: Episode, episodes: list[Episode]) -> list[Episode]:
-    return [other for other in episodes if other.group == episode.group]
+    return [other_episode for other_episode in episodes if other_episode.group == episode.group]
 
 
 def compared_scores(
@@ -77,7 +77,7 @@ def compared_scores(
     options: Any,
     advantage: Callable[[Episode, list[Episode], list[Episode]], Number],
     *,
-    known: Callable[[Episode], Number] | None = None,
+    score_of: Callable[[Episode], Number] | None = None,
     weightless: Callable[[Episode], bool] = lambda _: False,
     dead: Callable[[list[Episode]], bool] | None = None,
     flags: Callable[[Episode], dict[str, bool]] = lambda _: {},
@@ -88,27 +88,27 @@ def compared_scores(
         steps: input rows.
         options: the estimator's options.
         advantage: of an episode that takes part, from its siblings that do and all episodes that do.
-        known: the score of an episode.
+        score_of: the score of an episode.
         weightless: episodes that cannot be compared although they are scored.
         dead: whether two or more siblings say nothing.
         flags: further flags.
     """
     episodes = episodes_of(steps, options)
-    known = known or (lambda episode: episode.score(options))
-    dead = dead or (lambda found: tied([known(e) for e in found]))
-    compared = [e for e in episodes if not e.excluded and known(e) is not None and not weightless(e)]
+    score_of = score_of or (lambda episode: episode.score(options))
+    dead = dead or (lambda group: tied([score_of(e) for e in group]))
+    compared = [e for e in episodes if not e.excluded and score_of(e) is not None and not weightless(e)]
     out = []
     for episode in episodes:
         siblings = siblings_of(episode, compared)
         value = advantage(episode, siblings, compared) if episode in compared else None
-        found = {
+        rows_out = {
             "dead_group": len(siblings) >= 2 and dead(siblings),
             "singleton_group": len(siblings) == 1,
-            "unscored": known(episode) is None,
+            "unscored": score_of(episode) is None,
         }
         for number in range(len(episode.rows)):
             row = {"a_episode": value, "advantage": value, "group_size": len(siblings)}
-            out.append(finished(episode, number, found | flags(episode), **row))
+            out.append(finished(episode, number, rows_out | flags(episode), **row))
     return out
 
 
@@ -128,11 +128,11 @@ def penalised(steps: list[Row], options: Any, norm: str) -> list[Row]:
             return episodes[r["episode_id"]].score(options) - cost
 
         scores = [episodes[e].score(options) for e in dict.fromkeys(r["episode_id"] for r in taking_part)]
-        own = episodes[row["episode_id"]].score(options)
+        own_score = episodes[row["episode_id"]].score(options)
         if options.baseline == "rows":
             row["found"] = normalised(unit(row), [unit(r) for r in taking_part], norm, options.singleton)
             continue
-        row["found"] = normalised(own, scores, norm, options.singleton)
+        row["found"] = normalised(own_score, scores, norm, options.singleton)
         claims_nothing = len(scores) == 1 and options.singleton == "zero"
         if invalid[row["episode_id"], row["step_index"]] and penalty > 0.0 and not claims_nothing:
             deviation = 1.0 if len(scores) == 1 else 0.0 if tied(scores) else statistics.stdev(scores)
@@ -154,8 +154,8 @@ def dr_grpo(steps: list[Row], options: Any) -> list[Row]:
 def rloo(steps: list[Row], options: Any) -> list[Row]:
     def advantage(episode: Episode, siblings: list[Episode], _: list[Episode]) -> float:
         scores = [e.score(options) for e in siblings]
-        others = [e.score(options) for e in siblings if e is not episode]
-        return 0.0 if not others or tied(scores) else episode.score(options) - statistics.fmean(others)
+        other_scores = [e.score(options) for e in siblings if e is not episode]
+        return 0.0 if not other_scores or tied(scores) else episode.score(options) - statistics.fmean(other_scores)
 
     return compared_scores(steps, options, advantage)
 
@@ -211,7 +211,7 @@ def in_batches(
     group_stage: Callable[[Episode, list[Episode]], float],
     batch_stage: Callable[[float, Episode, list[Episode], dict[Any, float]], float],
     compared: Callable[[Episode, list[Episode]], float],
-    **more: Any,
+    **extra: Any,
 ) -> list[Row]:
     """Rows of an estimator with a group stage and a batch stage; the second sees the first's outcome by episode.
 
@@ -226,8 +226,8 @@ def in_batches(
         stage = {e.id: group_stage(e, siblings_of(e, everyone)) for e in batch}
         return batch_stage(stage[episode.id], episode, siblings, stage)
 
-    known = more.get("known", lambda episode: episode.score(options))
-    everyone = [e for e in episodes_of(steps, options) if not e.excluded and known(e) is not None]
+    score_of = extra.get("score_of", lambda episode: episode.score(options))
+    everyone = [e for e in episodes_of(steps, options) if not e.excluded and score_of(e) is not None]
 
     def flags(episode: Episode) -> dict[str, bool]:
         mine = batch_of(episode, options)
@@ -240,7 +240,7 @@ def in_batches(
             "constant_batch": part and tied(values),
         }
 
-    return compared_scores(steps, options, advantage, flags=flags, **more)
+    return compared_scores(steps, options, advantage, flags=flags, **extra)
 
 
 def centred(options: Any) -> Callable[[Episode, list[Episode]], float]:
@@ -275,7 +275,7 @@ def gdpo(steps: list[Row], options: Any) -> list[Row]:
     def reward(episode: Episode, name: str) -> Number:
         return episode.rows[0][f"score_{name}"]
 
-    def known(episode: Episode) -> Number:
+    def reward_is_known(episode: Episode) -> Number:
         return None if any(reward(episode, name) is None for name in names) else 1.0
 
     def group_stage(episode: Episode, siblings: list[Episode]) -> float:
@@ -292,14 +292,14 @@ def gdpo(steps: list[Row], options: Any) -> list[Row]:
 
     # An episode that lacks a reward is one without a score.
     rows = [{**row, "episode_score": None if any(row[f"score_{n}"] is None for n in names) else 1.0} for row in steps]
-    return in_batches(rows, options, group_stage, batch_stage, group_stage, known=known, dead=dead)
+    return in_batches(rows, options, group_stage, batch_stage, group_stage, score_of=reward_is_known, dead=dead)
 
 
 # ---------------------------------------------------------------- one advantage per step
 
 
 def compared_steps(
-    steps: list[Row], options: Any, advantage: Callable[[Episode, int], tuple[Number, dict[str, bool]]], **more: Any
+    steps: list[Row], options: Any, advantage: Callable[[Episode, int], tuple[Number, dict[str, bool]]], **extra: Any
 ) -> list[Row]:
     """Rows of an estimator of steps; `advantage` gives the value of a step and its flags."""
     episodes = episodes_of(steps, options)
@@ -311,9 +311,9 @@ def compared_steps(
         for number in range(len(episode.rows)):
             value, flags = advantage(episode, number)
             value = None if episode.excluded else value
-            own = returns[episode.id][number]
-            flags = flags | {"unknown_return": own is None}
-            row = {"return_to_go": own, "a_step": value, "advantage": value, "group_size": size}
+            own_return = returns[episode.id][number]
+            flags = flags | {"unknown_return": own_return is None}
+            row = {"return_to_go": own_return, "a_step": value, "advantage": value, "group_size": size}
             out.append(finished(episode, number, flags, **row))
     return out
 
@@ -324,21 +324,21 @@ def discounted_grpo(steps: list[Row], options: Any) -> list[Row]:
 
     def rivals(episode: Episode, number: int) -> list[float]:
         same = options.compare == "same_step"
-        found = [
+        values_at = [
             value
-            for other in siblings_of(episode, episodes)
-            if not other.excluded
-            for place, value in enumerate(returns[other.id])
-            if place == number or not same
+            for sibling in siblings_of(episode, episodes)
+            if not sibling.excluded
+            for index, value in enumerate(returns[sibling.id])
+            if index == number or not same
         ]
-        return [value for value in found if value is not None]
+        return [value for value in values_at if value is not None]
 
     def advantage(episode: Episode, number: int) -> tuple[Number, dict[str, bool]]:
-        own = returns[episode.id][number]
-        part = own is not None and not episode.excluded
+        own_return = returns[episode.id][number]
+        part = own_return is not None and not episode.excluded
         values = rivals(episode, number)
         siblings = siblings_of(episode, episodes)
-        whole = [e for e in siblings if not e.excluded and returns[e.id][0] is not None]
+        complete = [e for e in siblings if not e.excluded and returns[e.id][0] is not None]
         silent = all(
             len(rivals(e, i)) == 1 or tied(rivals(e, i))
             for e in siblings
@@ -348,11 +348,11 @@ def discounted_grpo(steps: list[Row], options: Any) -> list[Row]:
         )
         flags = {
             "constant_step": part and tied(values),
-            "dead_group": len(whole) >= 2 and silent,
-            "singleton_group": len(whole) == 1,
+            "dead_group": len(complete) >= 2 and silent,
+            "singleton_group": len(complete) == 1,
             "singleton_step": part and len(values) == 1,
         }
-        return normalised(own, values, options.norm, "zero") if part else None, flags
+        return normalised(own_return, values, options.norm, "zero") if part else None, flags
 
     return compared_steps(steps, options, advantage)
 
@@ -366,14 +366,14 @@ def reinforce_pp(steps: list[Row], options: Any) -> list[Row]:
             batches[batch_of(episode, options)] += [value for value in returns[episode.id] if value is not None]
 
     def advantage(episode: Episode, number: int) -> tuple[Number, dict[str, bool]]:
-        batch, own = batch_of(episode, options), returns[episode.id][number]
-        part = batch is not None and own is not None and not episode.excluded
+        batch, own_return = batch_of(episode, options), returns[episode.id][number]
+        part = batch is not None and own_return is not None and not episode.excluded
         flags = {
             "constant_batch": part and tied(batches[batch]),
             "singleton_batch": part and len(batches[batch]) == 1,
             "unknown_batch": batch is None,
         }
-        return whitened(own, batches[batch]) if part else None, flags
+        return whitened(own_return, batches[batch]) if part else None, flags
 
     return compared_steps(steps, options, advantage)
 

@@ -1,9 +1,9 @@
-"""A credit job in a process of its own, one range per group, on any executor; some of its processes get killed.
+"""A credit job in its own process, one range per group, on any executor; some of its processes get killed.
 
 `testkit.processes.Forked("testkit.credit_worker", URI, EXECUTOR, FATE, FOLDER)` prints the report as JSON. What happens
 to the process that computes the second range: nothing (`none`); killed before it writes (`before`) or after its commit
 (`after`), the first time or (`always`) each time; or `wait`: every range leaves a mark in FOLDER, and from the second
-on waits for a file `go` there, so that the driver can be killed meanwhile.
+on waits for a file `go` there, so that the driver can be killed in the meantime.
 """
 
 import os

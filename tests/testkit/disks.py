@@ -14,7 +14,7 @@ _NAME = "trajlake-test-"
 
 @contextmanager
 def disk(path: Path, size: str) -> Iterator[Path]:
-    """A file system of its own at a path, of a size like `100k`; skips where mounting is not allowed."""
+    """A separate file system at a path, of a size like `100k`; skips where mounting is not allowed."""
     path.mkdir()
     _clear()
     _mount(path, "-t", "tmpfs", "-o", f"size={size}", f"{_NAME}{os.getpid()}")
@@ -64,12 +64,14 @@ def folder_to_lock(path: Path) -> Iterator[Path]:
 
 
 def _clear() -> None:
-    """Unmount the disks of tests that were killed: nobody else does before the machine is started again."""
+    """Unmount the disks of tests that were killed: no one else does before the machine is started again."""
     for line in Path("/proc/mounts").read_text().splitlines():
-        name, place = line.split()[:2]
+        name, mount_point = line.split()[:2]
         owner = name.removeprefix(_NAME)
         if owner != name and not Path("/proc", owner).exists():
-            subprocess.run(["umount", "-l", place.encode().decode("unicode_escape")], check=False, capture_output=True)
+            subprocess.run(
+                ["umount", "-l", mount_point.encode().decode("unicode_escape")], check=False, capture_output=True
+            )
 
 
 def _mount(path: Path, *args: str) -> None:

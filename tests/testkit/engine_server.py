@@ -1,8 +1,8 @@
 """A small conforming engine on 127.0.0.1: chat, completions, responses and messages, whole or streamed, with tools.
 
 It answers as vLLM does, with `prompt_token_ids`, `token_ids` and log-probabilities where a request asks for them, and
-null where it does not. Its tokens are the bytes of a plain rendering of the chat, so that a prompt that goes on from an
-answer begins with that call's tokens. What it sampled is in `Engine.calls`, for tests to compare a lake with.
+null where it does not. Its tokens are the bytes of a plain rendering of the chat, so that a prompt that continues from
+an answer begins with that call's tokens. What it sampled is in `Engine.calls`, for tests to compare a lake with.
 
 The model's name says how it behaves: `policy` answers, `error-500` refuses, `cut-3` breaks off after three chunks,
 `ends-3` ends there as if that were all, `half` breaks off in the middle of a whole answer, `slow-20` waits 20 ms before
@@ -47,9 +47,9 @@ def said_ids(text: str, calls: list[dict[str, Any]]) -> list[int]:
     return [*encoded(text + (json.dumps(functions) if calls else "")), EOS]
 
 
-def logprob(token: int, place: int) -> float:
+def logprob(token: int, index: int) -> float:
     """What the engine says of a token: any number that differs between them."""
-    return -((token * 31 + place * 7) % 97) / 64
+    return -((token * 31 + index * 7) % 97) / 64
 
 
 def _text(content: Any) -> str:
@@ -64,7 +64,7 @@ class Sampled:
         self.text, self.calls = _answer(body, number)
         self.reasoning = f"thought {number}" if body.get("model") == "think" else ""
         self.action_ids = said_ids(self.text, self.calls)
-        self.logprobs = [logprob(token, place) for place, token in enumerate(self.action_ids)]
+        self.logprobs = [logprob(token, index) for index, token in enumerate(self.action_ids)]
         self.number = number
         self.is_whole = False
         """Whether all of it was sent."""
@@ -72,7 +72,7 @@ class Sampled:
     def say(self, text: str) -> None:
         """Answer this and nothing else."""
         self.text, self.calls, self.action_ids = text, [], said_ids(text, [])
-        self.logprobs = [logprob(token, place) for place, token in enumerate(self.action_ids)]
+        self.logprobs = [logprob(token, index) for index, token in enumerate(self.action_ids)]
 
     @property
     def ids_asked_for(self) -> tuple[list[int] | None, list[int] | None]:
@@ -80,7 +80,7 @@ class Sampled:
         return (self.prompt_ids, self.action_ids) if self.body.get("return_token_ids") else (None, None)
 
     @property
-    def said(self) -> str:
+    def all_words(self) -> str:
         """All of the answer's words."""
         return self.text + json.dumps(self.calls)
 
@@ -99,19 +99,19 @@ class Sampled:
 def _answer(body: dict[str, Any], number: int) -> tuple[str, list[dict[str, Any]]]:
     """Calls the first tool until two results are there, then says how many messages it saw.
 
-    Who has a tool `final_answer` is told by calling that one, after two answers, in whatever form results come.
+    Who has a tool `final_answer` answers by calling it, after two answers, in any form results come.
     """
-    given = body.get("messages") or body.get("input") or []
-    given = given if isinstance(given, list) else []
+    messages = body.get("messages") or body.get("input") or []
+    messages = messages if isinstance(messages, list) else []
     results = sum(
         message.get("role") == "tool" or message.get("type") == "function_call_output" or _has_result(message)
-        for message in given
+        for message in messages
         if isinstance(message, dict)
     )
-    text = f"answer {number} to {len(given)} messages"
+    text = f"answer {number} to {len(messages)} messages"
     functions = [tool.get("function", tool) for tool in body.get("tools") or ()]
     tools = {function["name"]: function for function in functions if "name" in function}
-    if "final_answer" in tools and sum(message["role"] == "assistant" for message in given) >= 2:
+    if "final_answer" in tools and sum(message["role"] == "assistant" for message in messages) >= 2:
         return "", [_call(number, tools["final_answer"], text)]
     if tools and results < 2:
         return "", [_call(number, next(iter(tools.values())), f"thing {results} of {number}")]
@@ -202,7 +202,7 @@ class Engine:
         if model == "half":
             return await _half(request)
         if model == "echo-401":
-            return _error(401, f"no access with {_seen(request, body)}")
+            return _error(401, f"no access with {_describe_request(request, body)}")
         if model == "flaky" and (key := json.dumps([body.get("messages")])) not in self.tried:
             self.tried.add(key)
             return _error(503)
@@ -210,7 +210,7 @@ class Engine:
             return _error(int(model.removeprefix("error-")))
         sampled = Sampled(body, request.headers, prompt_ids, len(self.calls))
         if model == "echo":
-            sampled.say(_seen(request, body))
+            sampled.say(_describe_request(request, body))
         self.calls.append(sampled)
         return sampled
 
@@ -276,18 +276,22 @@ class Engine:
     ) -> web.StreamResponse:
         model = str(sampled.body.get("model"))
         most = int(model.removeprefix("cut-")) if model.startswith("cut-") else None
-        shown = int(model.removeprefix("ends-")) if model.startswith("ends-") else None
+        n_events = int(model.removeprefix("ends-")) if model.startswith("ends-") else None
         pause = int(model.removeprefix("slow-")) / 1000 if model.startswith("slow-") else 0.0
-        headers = {"Content-Type": "text/event-stream"} | ({"X-Seen": _seen(request, {})} if model == "echo" else {})
+        headers = {"Content-Type": "text/event-stream"} | (
+            {"X-Seen": _describe_request(request, {})} if model == "echo" else {}
+        )
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         try:
             async for number, event in _numbered(events, forever=model == "endless"):
-                if number == shown:
+                if number == n_events:
                     return response
                 if number and model == "echo-event":
-                    said = json.dumps({"error": {"message": _seen(request, sampled.body), "type": "server_error"}})
-                    await response.write(f"data: {said}\n\n".encode())
+                    body = json.dumps(
+                        {"error": {"message": _describe_request(request, sampled.body), "type": "server_error"}}
+                    )
+                    await response.write(f"data: {body}\n\n".encode())
                     return response
                 if number == most:
                     assert request.transport is not None
@@ -316,11 +320,11 @@ async def _numbered(events: Iterator[Any], *, forever: bool) -> AsyncIterator[tu
 
 
 def _error(status: int, message: str | None = None) -> web.Response:
-    said = {"message": message or f"refused with {status}", "type": "server_error"}
-    return web.json_response({"error": said}, status=status)
+    error = {"message": message or f"refused with {status}", "type": "server_error"}
+    return web.json_response({"error": error}, status=status)
 
 
-def _seen(request: web.Request, body: dict[str, Any]) -> str:
+def _describe_request(request: web.Request, body: dict[str, Any]) -> str:
     """A request as an engine that is careless with keys might show it."""
     return json.dumps([request.raw_path, [*request.headers.values()], body])
 
@@ -352,8 +356,8 @@ def _chat_events(sampled: Sampled) -> Iterator[dict[str, Any] | str]:
     if sampled.reasoning:
         yield about | {"choices": [{"index": 0, "delta": {"reasoning_content": sampled.reasoning}}]}
     pieces = sampled.chunks()
-    for place, (text, ids, values) in enumerate(pieces):
-        is_last = place == len(pieces) - 1
+    for index, (text, ids, values) in enumerate(pieces):
+        is_last = index == len(pieces) - 1
         delta: dict[str, Any] = {"content": text}
         if is_last and sampled.calls:
             delta = {"tool_calls": [{"index": i} | call for i, call in enumerate(sampled.calls)]}
@@ -372,13 +376,13 @@ def _chat_events(sampled: Sampled) -> Iterator[dict[str, Any] | str]:
 def _completion_events(sampled: Sampled) -> Iterator[dict[str, Any] | str]:
     about = _about("text_completion", sampled)
     pieces = sampled.chunks()
-    for place, (text, ids, values) in enumerate(pieces):
+    for index, (text, ids, values) in enumerate(pieces):
         choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": None, "logprobs": None}
         if sampled.body.get("logprobs") is not None:
             choice["logprobs"] = {"token_logprobs": values, "tokens": [""] * len(values)}
         choice["token_ids"] = ids if sampled.body.get("return_token_ids") else None
-        choice["prompt_token_ids"] = None if place else sampled.ids_asked_for[0]
-        choice["finish_reason"] = "stop" if place == len(pieces) - 1 else None
+        choice["prompt_token_ids"] = None if index else sampled.ids_asked_for[0]
+        choice["finish_reason"] = "stop" if index == len(pieces) - 1 else None
         yield about | {"choices": [choice]}
     yield "[DONE]"
 
@@ -398,14 +402,14 @@ def _response(sampled: Sampled, status: str) -> dict[str, Any]:
 
 
 def _response_events(sampled: Sampled) -> Iterator[dict[str, Any] | str]:
-    whole = _response(sampled, "completed")
-    yield {"type": "response.created", "response": whole | {"status": "in_progress", "output": [], "usage": None}}
-    for index, item in enumerate(whole["output"]):
+    response = _response(sampled, "completed")
+    yield {"type": "response.created", "response": response | {"status": "in_progress", "output": [], "usage": None}}
+    for index, item in enumerate(response["output"]):
         yield {"type": "response.output_item.added", "output_index": index, "item": item | {"status": "in_progress"}}
         for text, _, _ in sampled.chunks() if item["type"] == "message" else ():
             yield {"type": "response.output_text.delta", "output_index": index, "content_index": 0, "delta": text}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": "response.completed", "response": whole}
+    yield {"type": "response.completed", "response": response}
 
 
 def _message(sampled: Sampled) -> dict[str, Any]:
@@ -422,10 +426,10 @@ def _message(sampled: Sampled) -> dict[str, Any]:
 
 
 def _message_events(sampled: Sampled) -> Iterator[dict[str, Any] | str]:
-    whole = _message(sampled)
-    usage = whole["usage"] | {"output_tokens": 1}
-    yield {"type": "message_start", "message": whole | {"content": [], "stop_reason": None, "usage": usage}}
-    for index, block in enumerate(whole["content"]):
+    message = _message(sampled)
+    usage = message["usage"] | {"output_tokens": 1}
+    yield {"type": "message_start", "message": message | {"content": [], "stop_reason": None, "usage": usage}}
+    for index, block in enumerate(message["content"]):
         is_text = block["type"] == "text"
         empty = {"type": "text", "text": ""} if is_text else block | {"input": {}}
         yield {"type": "content_block_start", "index": index, "content_block": empty}
@@ -434,14 +438,14 @@ def _message_events(sampled: Sampled) -> Iterator[dict[str, Any] | str]:
             delta = kind if is_text else kind | {"partial_json": piece}
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    output = {"output_tokens": whole["usage"]["output_tokens"]}
-    yield {"type": "message_delta", "delta": {"stop_reason": whole["stop_reason"]}, "usage": output}
+    output = {"output_tokens": message["usage"]["output_tokens"]}
+    yield {"type": "message_delta", "delta": {"stop_reason": message["stop_reason"]}, "usage": output}
     yield {"type": "message_stop"}
 
 
 @contextmanager
 def engine_server(engine: Engine | None = None) -> Iterator[Engine]:
-    """A running engine, on a port of its own, in a thread."""
+    """A running engine, on its own port, in a thread."""
     engine = engine or Engine()
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(engine.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)

@@ -1,7 +1,7 @@
 """Small episodes, the files they come in, and what a reader of a lake sees of them.
 
 `episode` makes a record from a few numbers; `contents` is what two lakes with the same episodes must share;
-`assert_whole` is what every snapshot must satisfy, whoever writes or dies meanwhile.
+`assert_whole` is what every snapshot must satisfy, no matter who writes or dies in the meantime.
 """
 
 from collections.abc import Iterable, Sequence
@@ -61,10 +61,10 @@ def contents(snapshot: Snapshot, tables: Sequence[str] = FACTS) -> dict[str, pl.
     return frames
 
 
-def assert_same(found: dict[str, pl.DataFrame], expected: dict[str, pl.DataFrame]) -> None:
+def assert_same(actual: dict[str, pl.DataFrame], expected: dict[str, pl.DataFrame]) -> None:
     """Two lakes show the same."""
     for name, frame in expected.items():
-        assert found[name].equals(frame), f"{name}: {found[name].height} rows, expected {frame.height}"
+        assert actual[name].equals(frame), f"{name}: {actual[name].height} rows, expected {frame.height}"
 
 
 def assert_whole(snapshot: Snapshot) -> int:

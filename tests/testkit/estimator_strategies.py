@@ -68,8 +68,8 @@ def wide_rows(draw: st.DrawFn, *, nulls: bool = True, positive: bool = False, **
         of_episode[episode] = {name: draw(columns[name]) for name in names}
     values = columns["final_value_estimate"]
     rows = [{**row, **of_episode[row["episode_id"]], "value_estimate": draw(values)} for row in rows]
-    known = draw(_FILLED)
-    fill = {name: value for bit, (name, value) in enumerate(_FILL.items()) if known >> bit & 1}
+    filled = draw(_FILLED)
+    fill = {name: value for bit, (name, value) in enumerate(_FILL.items()) if filled >> bit & 1}
     return [{name: fill.get(name) if value is None else value for name, value in row.items()} for row in rows]
 
 
@@ -123,4 +123,4 @@ def estimators(name: str, **fixed: Any) -> st.SearchStrategy[Estimator]:
     if name == "gigpo":
         return configs(**fixed)
     options = {**_REWARDS, **_OPTIONS[name], **{key: st.just(value) for key, value in fixed.items()}}
-    return st.fixed_dictionaries(options).map(lambda chosen: ESTIMATORS[name](**chosen))
+    return st.fixed_dictionaries(options).map(lambda values_chosen: ESTIMATORS[name](**values_chosen))

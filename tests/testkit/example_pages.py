@@ -26,7 +26,7 @@ _SECONDS = 1800
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """A port of 127.0.0.1 that no one listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -83,15 +83,15 @@ class Example:
 
     def prints_as_the_page_says(self, beginning: str) -> str:
         """The same, compared with the page."""
-        said = self.run(beginning)
+        printed = self.run(beginning)
         for line in self._expected(beginning):
             pattern = re.escape(line).replace(re.escape("..."), ".*")
-            assert re.search(f"^{pattern}$", said, re.MULTILINE), f"{line!r} is not in {said[-4000:]!r}"
-        return said
+            assert re.search(f"^{pattern}$", printed, re.MULTILINE), f"{line!r} is not in {printed[-4000:]!r}"
+        return printed
 
     @contextmanager
     def running(self, beginning: str) -> Iterator[None]:
-        """The page's command of that beginning goes on meanwhile; entered once it has printed a line."""
+        """The page's command of that beginning continues in the meantime; entered once it has printed a line."""
         process = subprocess.Popen(
             self._words(beginning),
             cwd=self.folder,
@@ -112,8 +112,8 @@ class Example:
         """The page's command of that beginning, at our ports."""
         (command,) = re.findall(rf"^\$ ({re.escape(beginning)}.*)$", self.page, re.MULTILINE)
         command = command.partition("   #")[0]
-        for port, other in self._ports.items():
-            command = command.replace(f":{port}", f":{other}").replace(f" {port}", f" {other}")
+        for port, other_port in self._ports.items():
+            command = command.replace(f":{port}", f":{other_port}").replace(f" {port}", f" {other_port}")
         return command
 
     def _words(self, beginning: str) -> list[str]:

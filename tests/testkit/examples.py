@@ -14,13 +14,13 @@ def examples(usual: int) -> int:
 
 def mostly_slow(values: Iterable[Any], *usual: Any) -> list[Any]:
     """Values as parameters; those that are not `usual` are for `make test-slow` alone."""
-    every = list(values)
-    assert all(value in every for value in usual), usual
-    return [value if value in usual else pytest.param(value, marks=pytest.mark.slow) for value in every]
+    all_values = list(values)
+    assert all(value in all_values for value in usual), usual
+    return [value if value in usual else pytest.param(value, marks=pytest.mark.slow) for value in all_values]
 
 
 def mostly_slow_cases(cases: Iterable[tuple[Any, ...]], *usual: tuple[Any, ...]) -> list[Any]:
     """The same for several parameters at a time: each case is a tuple of their values."""
-    every = list(cases)
-    assert all(case in every for case in usual), usual
-    return [case if case in usual else pytest.param(*case, marks=pytest.mark.slow) for case in every]
+    all_cases = list(cases)
+    assert all(case in all_cases for case in usual), usual
+    return [case if case in usual else pytest.param(*case, marks=pytest.mark.slow) for case in all_cases]

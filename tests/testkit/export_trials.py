@@ -65,7 +65,7 @@ def main_document() -> dict[str, Any]:
         {"content": "the screen"},
         {"subagent_trajectory_ref": refs, "extra": {"why": "asked"}},
     ]
-    told = {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1, "cost_usd": 0.125}
+    metrics = {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1, "cost_usd": 0.125}
     tokens = {"prompt_token_ids": [1, 2, 3], "completion_token_ids": [4, 5], "logprobs": [-0.125, -0.25]}
     grown = {"prompt_token_ids": [1, 2, 3, 4, 5, 6], "completion_token_ids": [7], "logprobs": [-0.5]}
     cut = {"prompt_token_ids": [1, 9], "completion_token_ids": [8]}
@@ -84,7 +84,7 @@ def main_document() -> dict[str, Any]:
             model_name="m2",
             tool_calls=[call("c1", extra={"k": 1}), call("c2", arguments={})],
             observation={"results": many},
-            metrics=told | tokens,
+            metrics=metrics | tokens,
             extra={"turn": 1},
         ),
         step(4, "agent", "", timestamp="yesterday", observation={"results": [{"content": "ok"}]}, metrics=grown),
@@ -114,17 +114,17 @@ def write_job(folder: Path) -> Path:
     """Trials of every kind."""
     tools = {"agent": AGENT | {"tool_definitions": [{"type": "function", "function": {"name": "run"}}]}}
     write(folder / "whole" / "agent" / "trajectory.json", main_document() | tools)
-    more = document([step(1, "user", "Summary."), step(2, "agent", "Continued.")], trajectory_id="cont-1")
-    write(folder / "whole" / "agent" / "trajectory.cont-1.json", more)
+    continued = document([step(1, "user", "Summary."), step(2, "agent", "Continued.")], trajectory_id="cont-1")
+    write(folder / "whole" / "agent" / "trajectory.cont-1.json", continued)
     write(folder / "whole" / "agent" / "helper-log.json", sub_agent("in-a-file"))
     user = document([step(1, "agent", "Please look.")])
     write(folder / "whole" / "user-agent" / "trajectory.json", user | {"agent": {"name": "persona", "version": "1"}})
     detail = {"prompt_token_ids": [[1], [2]], "completion_token_ids": [[3], [4]]}
-    own = {"completion_token_ids": [[4, 5], [7], [8], [3, 4]]}
-    agent_result = result("x")["agent_result"] | {"rollout_details": [own, detail]}
+    own_tokens = {"completion_token_ids": [[4, 5], [7], [8], [3, 4]]}
+    agent_result = result("x")["agent_result"] | {"rollout_details": [own_tokens, detail]}
     write(folder / "whole" / "result.json", result("whole", agent_result=agent_result))
 
-    # Tokens that only the trial has, with what stands beside them for each turn.
+    # Tokens that only the trial has, with what stands next to them for each turn.
     turns = {"prompt_token_ids": [[1, 2], [1, 2, 3, 4]], "completion_token_ids": [[3], [5]]}
     turns |= {"logprobs": [[-0.5], [-0.75]], "extra": {"routed": [[0], [1]], "rare": [None, "x"]}}
     two = [step(1, "user", "Go."), step(2, "agent", "One."), step(3, "user", "On."), step(4, "agent", "Two.")]

@@ -24,12 +24,12 @@ class Harm:
     duplicated: int = 0
     half_visible: int = 0
 
-    def __add__(self, other: "Harm") -> "Harm":
-        return Harm(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def __add__(self, added: "Harm") -> "Harm":
+        return Harm(*(getattr(self, f.name) + getattr(added, f.name) for f in fields(self)))
 
 
 class Faults:
-    """The faults of one test. A context: they are written down when it is left, whatever became of the test."""
+    """The faults of one test. A context: they are written down when it is left, no matter how the test ended."""
 
     def __init__(self) -> None:
         self.injected: list[str] = []

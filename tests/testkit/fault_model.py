@@ -45,8 +45,8 @@ def rollouts(rng: random.Random, name: str, count: int) -> list[EpisodeRecord]:
 
 
 def resampled(record: EpisodeRecord, rng: random.Random) -> EpisodeRecord:
-    """Another rollout under the same key, as after a crash of whatever sampled the first."""
-    other = episode(
+    """Another rollout under the same key, as after a crash of the sampler of the first."""
+    other_episode = episode(
         record.task_id,
         record.rollout_index,
         steps=rng.randint(1, 6),
@@ -54,9 +54,9 @@ def resampled(record: EpisodeRecord, rng: random.Random) -> EpisodeRecord:
         attempt=record.attempt,
         env_return=record.env_return,
     )
-    for step in other.steps:
+    for step in other_episode.steps:
         step.action += " otherwise"
-    return other
+    return other_episode
 
 
 def write_file(path: Path, items: Iterable[EpisodeRecord | bytes], rng: random.Random) -> tuple[Path, int]:
@@ -84,7 +84,7 @@ class Truth:
             self.offered.setdefault(key(record), set()).add(content(record))
 
     def took(self, records: Iterable[EpisodeRecord]) -> None:
-        """Records were written to the end: whatever did not stand before stands now."""
+        """Records were written to the end: what did not stand before stands now."""
         records = list(records)
         self.offer(records)
         for record in records:
@@ -92,8 +92,8 @@ class Truth:
 
     def saw(self, view: "View") -> None:
         """What was visible once stays."""
-        for name, shown in view.episodes.items():
-            self.stands.setdefault(name, shown)
+        for name, shown_episode in view.episodes.items():
+            self.stands.setdefault(name, shown_episode)
 
 
 @dataclass
@@ -115,34 +115,36 @@ def view(snapshot: Snapshot) -> View:
     engine = snapshot.scan("tokens").filter(pl.col("provenance") == "engine")
     tokens = engine.select("episode_id", "step_index", "action_ids").collect().rows()
     action_ids = {(episode_id, index): tuple(ids) for episode_id, index, ids in tokens}
-    found: dict[int, dict[int, Step]] = {row[0]: {} for row in episodes}
+    steps_of: dict[int, dict[int, Step]] = {row[0]: {} for row in episodes}
     keys = Counter((episode_id, index) for episode_id, index, *_ in steps)
-    duplicated = len(episodes) - len(found) + keys.total() - len(keys) + len(tokens) - len(action_ids)
-    broken = len({episode_id for episode_id, _ in keys if episode_id not in found} | (action_ids.keys() - keys.keys()))
+    duplicated = len(episodes) - len(steps_of) + keys.total() - len(keys) + len(tokens) - len(action_ids)
+    broken = len(
+        {episode_id for episode_id, _ in keys if episode_id not in steps_of} | (action_ids.keys() - keys.keys())
+    )
     for episode_id, index, state, action, reward in steps:
-        if episode_id in found:
-            found[episode_id][index] = (state, action, reward, action_ids.get((episode_id, index)))
-    shown = {}
+        if episode_id in steps_of:
+            steps_of[episode_id][index] = (state, action, reward, action_ids.get((episode_id, index)))
+    shown_episodes = {}
     for episode_id, task, rollout, attempt, num_steps in episodes:
-        parts = found[episode_id]
-        broken += sorted(parts) != list(range(num_steps))
-        duplicated += (task, rollout, attempt) in shown
-        shown[task, rollout, attempt] = tuple(parts[index] for index in sorted(parts))
-    return View(shown, duplicated, broken)
+        steps_of_one = steps_of[episode_id]
+        broken += sorted(steps_of_one) != list(range(num_steps))
+        duplicated += (task, rollout, attempt) in shown_episodes
+        shown_episodes[task, rollout, attempt] = tuple(steps_of_one[index] for index in sorted(steps_of_one))
+    return View(shown_episodes, duplicated, broken)
 
 
-def harm(seen: View, truth: Truth, gone: Collection[Key] = ()) -> Harm:
+def harm(state: View, truth: Truth, erased: Collection[Key] = ()) -> Harm:
     """What a view shows that it should not, and does not show that it should.
 
     Args:
-        seen: what a snapshot shows.
+        state: what a snapshot shows.
         truth: what must be visible, and what may be.
-        gone: keys that were retracted or forgotten and must not be visible.
+        erased: keys that were retracted or forgotten and must not be visible.
     """
-    must: Mapping[Key, Content] = {name: text for name, text in truth.stands.items() if name not in gone}
-    lost = sum(seen.episodes.get(name) != text for name, text in must.items())
-    half = sum(text not in truth.offered.get(name, ()) or name in gone for name, text in seen.episodes.items())
-    return Harm(lost, seen.duplicated, half + seen.broken)
+    must: Mapping[Key, Content] = {name: text for name, text in truth.stands.items() if name not in erased}
+    lost = sum(state.episodes.get(name) != text for name, text in must.items())
+    half = sum(text not in truth.offered.get(name, ()) or name in erased for name, text in state.episodes.items())
+    return Harm(lost, state.duplicated, half + state.broken)
 
 
 def accounted(lk: Lake) -> None:

@@ -40,9 +40,9 @@ class Meter:
 
     def lap(self) -> tuple[float, float]:
         """CPU and wall seconds since the last call."""
-        own, wall = _own_seconds(), time.monotonic()
-        cpu, elapsed = own - self._own, wall - self._wall
-        self._own, self._wall = own, wall
+        own_seconds, wall = _own_seconds(), time.monotonic()
+        cpu, elapsed = own_seconds - self._own, wall - self._wall
+        self._own, self._wall = own_seconds, wall
         if elapsed > _WALK_AFTER:
             tree = tree_seconds(os.getpid())
             cpu = max(cpu, tree - self._tree - self._charged)
@@ -141,7 +141,7 @@ class _Measured:
         self._meter = Meter()
 
     def pytest_collection_finish(self) -> None:
-        # What collecting costs, imports included, is no file's.
+        # What collecting costs, imports included, belongs to no test.
         self._meter.lap()
 
     @pytest.hookimpl(wrapper=True)

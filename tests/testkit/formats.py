@@ -31,7 +31,7 @@ class Counts(NamedTuple):
 
 
 def read_file(path: Path, run_id: str | None = None) -> tuple[list[EpisodeRecord], list[Reject]]:
-    """Records and rejects of a file, its format recognised; every record can be stored and has a key of its own."""
+    """Records and rejects of a file, its format recognised; every record can be stored and has its own key."""
     fmt = choose_format(path)
     items = list(fmt.read(path, run_id=run_id))
     records = [item[1] for item in items if isinstance(item, tuple)]
@@ -73,15 +73,15 @@ _MISSING = object()
 
 
 def damaged(value: Any) -> list[Any]:
-    """Copies of a JSON value, in each of which one place is missing or of another type: some of all that there are.
+    """Copies of a JSON value, in each of which one place is missing or of another type: a sample of all of them.
 
     The profile of hypothesis says how many: `HYPOTHESIS_PROFILE=explore` tries some thousand.
     """
     places = list(_places(value))
-    ways = [(place, other) for place in places for other in _OTHERS]
-    ways += [(place, _MISSING) for place in places if isinstance(place[-1], str)]
-    chosen = random.Random(0).sample(ways, min(len(ways), 3 * settings().max_examples))
-    return [_changed(value, place, other) for place, other in chosen]
+    ways = [(path, replacement) for path in places for replacement in _OTHERS]
+    ways += [(path, _MISSING) for path in places if isinstance(path[-1], str)]
+    sample = random.Random(0).sample(ways, min(len(ways), 3 * settings().max_examples))
+    return [_changed(value, path, replacement) for path, replacement in sample]
 
 
 def assert_never_raises(path: Path, value: Any, *, lines: bool = False) -> None:
@@ -99,12 +99,12 @@ def assert_never_raises(path: Path, value: Any, *, lines: bool = False) -> None:
             continue
 
 
-def _changed(value: Any, place: tuple[Any, ...], other: Any) -> Any:
+def _changed(value: Any, path: tuple[Any, ...], replacement: Any) -> Any:
     changed = deepcopy(value)
-    if other is _MISSING:
-        _at(changed, place[:-1]).pop(place[-1])
+    if replacement is _MISSING:
+        _at(changed, path[:-1]).pop(path[-1])
     else:
-        _put(changed, place, other)
+        _put(changed, path, replacement)
     return changed
 
 
@@ -121,5 +121,5 @@ def _at(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
-def _put(value: Any, path: tuple[Any, ...], other: Any) -> None:
-    _at(value, path[:-1])[path[-1]] = other
+def _put(value: Any, path: tuple[Any, ...], replacement: Any) -> None:
+    _at(value, path[:-1])[path[-1]] = replacement

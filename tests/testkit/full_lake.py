@@ -1,4 +1,4 @@
-"""A lake with rows in every table, of several writes, jobs and attempts, some of which readers must not see.
+"""A lake with rows in every table, of several writes, jobs and attempts, some of them hidden from readers.
 
 `testkit.lakes` makes lakes as the pipelines fill them; this one is for tests of the lake layer alone.
 """
@@ -150,7 +150,7 @@ def add_round(lk: Lake, number: int, *, fail: bool = False) -> None:
         )
         job.write("rejects", pl.DataFrame([reject(number)]))
     tasks = lk.scan("episodes").filter(pl.col("task_id") == f"task {number}").select("episode_id")
-    # Sorted, as the order of a scan is nobody's promise: the same episode is judged every time.
+    # Sorted, as the order of a scan is no one's promise: the same episode is judged every time.
     steps = lk.scan("steps").join(tasks, on="episode_id").collect().sort("episode_id", "step_index")
     job = lk.job(kind="credit", parameters={"round": number})
     with suppress(OnPurposeError), job:

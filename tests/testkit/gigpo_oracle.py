@@ -49,7 +49,7 @@ def similar_keys(threshold: float) -> Callable[[list[Row]], dict[tuple[Any, int]
 
     def keys(rows: list[Row]) -> dict[tuple[Any, int], Any]:
         clusters: dict[Any, list[str]] = defaultdict(list)
-        found: dict[tuple[Any, int], Any] = {}
+        visits: dict[tuple[Any, int], Any] = {}
         for row in sorted(rows, key=lambda row: (row["episode_id"], row["step_index"])):
             firsts, text = clusters[row["group_id"]], row["state"]
             if text is None or not row["takes_part"]:
@@ -60,8 +60,8 @@ def similar_keys(threshold: float) -> Callable[[list[Row]], dict[tuple[Any, int]
                 if first is None:
                     firsts.append(text)
                     first = text
-            found[row["episode_id"], row["step_index"]] = first
-        return found
+            visits[row["episode_id"], row["step_index"]] = first
+        return visits
 
     return keys
 
@@ -88,19 +88,19 @@ def gigpo(steps: list[Row], options: Any, keys: Callable[[list[Row]], dict[tuple
     score: dict[Any, float | None] = {}
     excluded: dict[Any, bool] = {}
     for episode, rows in episodes.items():
-        given, status = rows[0]["episode_score"], rows[0]["status"]
+        episode_score, status = rows[0]["episode_score"], rows[0]["status"]
         rewards = [options.default_step_reward if row["reward"] is None else row["reward"] for row in rows]
         if options.episode_source == "score":
-            score[episode] = given
+            score[episode] = episode_score
         else:
             score[episode] = None if None in rewards else sum(rewards)
-        excluded[episode] = (status in {"aborted", "failed"} and given is None) or (
+        excluded[episode] = (status in {"aborted", "failed"} and episode_score is None) or (
             status == "truncated" and options.truncated == "exclude"
         )
         if options.step_source == "terminal_score":
-            rewards = [0.0] * (len(rows) - 1) + [given]
+            rewards = [0.0] * (len(rows) - 1) + [episode_score]
         elif options.step_source == "rewards_plus_terminal":
-            last = None if None in {rewards[-1], given} else rewards[-1] + given
+            last = None if None in {rewards[-1], episode_score} else rewards[-1] + episode_score
             rewards = [*rewards[:-1], last]
         for row, value in zip(rows, returns_to_go(rewards, options.gamma), strict=True):
             step_score = None if value is None else value - (penalty if row["is_action_valid"] is False else 0.0)
@@ -128,18 +128,18 @@ def _episode_side(
     row: Row, out: dict[Any, Row], score: dict[Any, Any], excluded: dict[Any, bool], options: Any
 ) -> None:
     penalty, norm = options.invalid_action_penalty, options.episode_norm
-    siblings = [other for other in out.values() if other["group_id"] == row["group_id"]]
+    siblings = [sibling for sibling in out.values() if sibling["group_id"] == row["group_id"]]
     counted = [o for o in siblings if not excluded[o["episode_id"]] and score[o["episode_id"]] is not None]
     by_trajectory = [score[episode] for episode in dict.fromkeys(o["episode_id"] for o in counted)]
     row["group_size"], row["dead"] = len(by_trajectory), tied(by_trajectory)
-    own = score[row["episode_id"]]
-    if own is None or excluded[row["episode_id"]]:
+    own_score = score[row["episode_id"]]
+    if own_score is None or excluded[row["episode_id"]]:
         row["a_episode"] = None
     elif options.baseline == "rows":
         by_row = [score[o["episode_id"]] - penalty * o["invalid"] for o in counted]
-        row["a_episode"] = normalised(own - penalty * row["invalid"], by_row, norm, options.singleton)
+        row["a_episode"] = normalised(own_score - penalty * row["invalid"], by_row, norm, options.singleton)
     else:
-        row["a_episode"] = normalised(own, by_trajectory, norm, options.singleton)
+        row["a_episode"] = normalised(own_score, by_trajectory, norm, options.singleton)
         alone = len(by_trajectory) == 1
         if row["invalid"] and penalty > 0.0 and not (alone and options.singleton == "zero"):
             if norm == "mean_norm":
@@ -151,23 +151,23 @@ def _episode_side(
 
 
 def _step_side(row: Row, out: dict[Any, Row], excluded: dict[Any, bool], options: Any) -> None:
-    def is_first_visit(other: Row) -> bool:
+    def is_first_visit(sibling: Row) -> bool:
         visits = [
             o["step_index"]
             for o in out.values()
-            if o["episode_id"] == other["episode_id"] and o["anchor"] == other["anchor"]
+            if o["episode_id"] == sibling["episode_id"] and o["anchor"] == sibling["anchor"]
         ]
-        return options.revisits == "keep" or other["step_index"] == min(visits)
+        return options.revisits == "keep" or sibling["step_index"] == min(visits)
 
     members = [
-        other
-        for other in out.values()
-        if other["group_id"] == row["group_id"]
+        sibling
+        for sibling in out.values()
+        if sibling["group_id"] == row["group_id"]
         and row["anchor"] is not None
-        and other["anchor"] == row["anchor"]
-        and not excluded[other["episode_id"]]
-        and other["step_score"] is not None
-        and is_first_visit(other)
+        and sibling["anchor"] == row["anchor"]
+        and not excluded[sibling["episode_id"]]
+        and sibling["step_score"] is not None
+        and is_first_visit(sibling)
     ]
     values = [member["step_score"] for member in members]
     is_member = any(member is row for member in members)
@@ -191,8 +191,8 @@ def _combine(row: Row, score: float | None, excluded: bool, options: Any) -> Non
     else:
         terms = [(options.omega, row["a_episode"]), (1.0 - options.omega, row["a_step"])]
     terms = [(weight, value) for weight, value in terms if weight != 0.0]
-    known = not masked and all(value is not None for _, value in terms)
-    row["advantage"] = sum(weight * value for weight, value in terms) if known else None
+    is_known = not masked and all(value is not None for _, value in terms)
+    row["advantage"] = sum(weight * value for weight, value in terms) if is_known else None
     flags = {
         "constant_anchor": row["constant"],
         "dead_group": row["dead"],

@@ -13,10 +13,10 @@ BLANKS = ("", " ", "\n", "\r\n")
 
 
 def by(rows: Sequence[Row], *names: str) -> dict[Any, list[Row]]:
-    found: dict[Any, list[Row]] = defaultdict(list)
+    groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
-        found[row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)].append(row)
-    return found
+        groups[row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)].append(row)
+    return groups
 
 
 def several(values: Sequence[Any]) -> bool:
@@ -35,7 +35,7 @@ def findings(episodes: Sequence[Row], steps: Sequence[Row]) -> dict[int, str]:
         states = [s["state_hash"] for s in steps_of[row["episode_id"]] if s["step_index"] == 0]
         return states[0] if states else None
 
-    found = {}
+    findings = {}
     for group, rows in by(episodes, "group_id").items():
         sizes = [row["expected_group_size"] for row in rows if row["expected_group_size"] is not None]
         wrong = {
@@ -48,8 +48,8 @@ def findings(episodes: Sequence[Row], steps: Sequence[Row]) -> dict[int, str]:
             "singleton": sum(row["episode_score"] is not None for row in rows) < 2,
         }
         if any(wrong.values()):
-            found[group] = ",".join(name for name, is_wrong in sorted(wrong.items()) if is_wrong)
-    return found
+            findings[group] = ",".join(name for name, is_wrong in sorted(wrong.items()) if is_wrong)
+    return findings
 
 
 def spread(name: str, values: Sequence[float]) -> Row:
@@ -62,12 +62,12 @@ def spread(name: str, values: Sequence[float]) -> Row:
 
 
 def diagnostics(
-    advantages: Sequence[Row], episodes: Sequence[Row], steps: Sequence[Row], found: dict[int, str]
+    advantages: Sequence[Row], episodes: Sequence[Row], steps: Sequence[Row], findings: dict[int, str]
 ) -> list[Row]:
     """Rows of `credit_groups`, sorted by group_id."""
     step_at = {(row["episode_id"], row["step_index"]): row for row in steps}
     return [
-        _group(rows, [a for a in advantages if a["group_id"] == group], step_at) | {"findings": found.get(group, "")}
+        _group(rows, [a for a in advantages if a["group_id"] == group], step_at) | {"findings": findings.get(group, "")}
         for group, rows in sorted(by(episodes, "group_id").items())
     ]
 
@@ -75,12 +75,14 @@ def diagnostics(
 def _group(episodes: list[Row], rows: list[Row], step_at: dict[tuple[int, int], Row]) -> Row:
     flags_of = {row["episode_id"]: row["flags"].split(",") for row in rows}
     fates = {e["episode_id"]: flags_of.get(e["episode_id"], ["excluded"]) for e in episodes}
-    told = {row["episode_id"] for row in rows if {row["a_episode"], row["a_step"], row["advantage"]} != {None}}
+    reported_ids = {row["episode_id"] for row in rows if {row["a_episode"], row["a_step"], row["advantage"]} != {None}}
     members = [
-        e for e in episodes if e["episode_id"] in told and not {"excluded", "unscored"} & set(fates[e["episode_id"]])
+        e
+        for e in episodes
+        if e["episode_id"] in reported_ids and not {"excluded", "unscored"} & set(fates[e["episode_id"]])
     ]
     runs = {e["run_id"] for e in episodes}
-    known = [row["advantage"] for row in rows if row["advantage"] is not None]
+    advantages_known = [row["advantage"] for row in rows if row["advantage"] is not None]
     disagreements = [
         row for row in rows if None not in (row["a_episode"], row["a_step"]) and row["a_episode"] * row["a_step"] < 0
     ]
@@ -92,9 +94,9 @@ def _group(episodes: list[Row], rows: list[Row], step_at: dict[tuple[int, int], 
         "scored": len(members),
         "policy_versions": len({e["policy_version"] for e in members} - {None}),
         "steps": len(rows),
-        "defined_steps": len(known),
+        "defined_steps": len(advantages_known),
         **spread("score", [e["episode_score"] for e in members]),
-        **spread("advantage", known),
+        **spread("advantage", advantages_known),
         **_anchors(rows, step_at),
         "sign_disagreements": len(disagreements),
     }
@@ -129,10 +131,10 @@ def _anchors(rows: list[Row], step_at: dict[tuple[int, int], Row]) -> Row:
 
 
 def says_nothing(steps: list[Row]) -> bool:
-    """Whether all known states of some steps are one of the texts that say nothing, whatever blanks are around it."""
-    known = {step["state_hash"] for step in steps} - {None}
+    """Whether all known states of some steps are one of the texts that say nothing, with any blanks around it."""
+    state_hashes = {step["state_hash"] for step in steps} - {None}
     texts = [text_hash(f"{before}{text}{after}") for before in BLANKS for text in EMPTY for after in BLANKS]
-    return bool(known) and known.issubset(texts)
+    return bool(state_hashes) and state_hashes.issubset(texts)
 
 
 def choice(step: Row | None) -> Any:

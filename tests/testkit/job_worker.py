@@ -1,12 +1,12 @@
-"""Jobs on an executor, in a process of its own; some of its workers, or a whole node, get killed.
+"""Jobs on an executor, in its own process; some of its workers, or a whole node, get killed.
 
     python -m testkit.job_worker URI STORAGE EXECUTOR FATE FOLDER JOB ...
 
 STORAGE are storage options as JSON. Each JOB is `NAME ARGUMENTS` as JSON, of `JOBS`; a line of JSON with its report is
 printed for each. The process that has the second part meets its FATE: `none`; `before` its task or `after` it (its
 answer is lost) it is killed; `node`: so is the node that it belongs to; `wait`: every part leaves a mark in FOLDER, and
-the second waits for a file `go` there, so that the driver can be killed meanwhile; `late`: so does the fourth in the
-order of the job, whoever has it, and what comes before it gets done.
+the second waits for a file `go` there, so that the driver can be killed in the meantime; `late`: so does the fourth in
+the order of the job, whichever worker has it, and what comes before it gets done.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class DoomedExecutor:
         """That were in the object stores of a cluster when a result came."""
 
     def map(self, task: Any, items: Iterable[Any], *, without: Collection[str] = ()) -> Iterator[Any]:
-        doomed = ((task, self._fate, self._folder, place, item) for place, item in enumerate(items, 1))
+        doomed = ((task, self._fate, self._folder, index, item) for index, item in enumerate(items, 1))
         for result in self._inner.map(run_doomed, doomed, without=without):
             self.most_bytes = max(self.most_bytes, _object_store_bytes())
             yield result
@@ -55,9 +55,9 @@ class DoomedExecutor:
 
 def run_doomed(item: tuple[Any, str, str, int, Any]) -> Any:
     """Run a part, and meet its fate."""
-    task, fate, folder, place, part = item
+    task, fate, folder, index, part = item
     number = _number(folder)
-    if (number, fate) == (2, "wait") or (place, fate) == (4, "late"):
+    if (number, fate) == (2, "wait") or (index, fate) == (4, "late"):
         while not Path(folder, "go").exists():
             time.sleep(0.02)
     if number == 2 and fate in ("before", "after", "node"):
@@ -88,11 +88,11 @@ def score(lk: Lake, executor: Executor | None, target: str, **options: Any) -> d
     from pipelines.score.functions import ScoreConfig
     from pipelines.score.job import run_score
 
-    said: list[str] = []
+    lines: list[str] = []
     config = ScoreConfig(commit_seconds=ONE_COMMIT, **options)
-    report = run_score(lk, target, executor=executor, notice=said.append, config=config)
+    report = run_score(lk, target, executor=executor, notice=lines.append, config=config)
     figures = report.model_dump(mode="json", exclude={"series_id", "job_ids", "seconds"})
-    return {"jobs": len(report.job_ids), "said": said, **figures}
+    return {"jobs": len(report.job_ids), "said": lines, **figures}
 
 
 def credit(lk: Lake, executor: Executor | None) -> dict[str, Any]:
@@ -149,13 +149,13 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
 def main(uri: str, storage: str, executor: str, fate: str, folder: str, *jobs: str) -> None:
     """Run the jobs."""
     Path(folder).mkdir(exist_ok=True)
-    there: Any = DoomedExecutor(make_executor(executor, 1 if executor == "processes" else 2), fate, folder)
+    executor_used: Any = DoomedExecutor(make_executor(executor, 1 if executor == "processes" else 2), fate, folder)
     lk = lake.open(uri, storage_options=json.loads(storage))
     for job in jobs:
         name, _, arguments = job.partition(" ")
-        print(json.dumps(JOBS[name](lk, there, **json.loads(arguments))), flush=True)
+        print(json.dumps(JOBS[name](lk, executor_used, **json.loads(arguments))), flush=True)
     if executor == "ray":
-        print(json.dumps({"object_store_bytes": there.most_bytes}), flush=True)
+        print(json.dumps({"object_store_bytes": executor_used.most_bytes}), flush=True)
 
 
 def _object_store_bytes() -> int:

@@ -42,7 +42,7 @@ class _Handler(BaseHTTPRequestHandler):
             server.keys.append(self.headers.get("Authorization"))
             server.in_flight += 1
             server.most_in_flight = max(server.most_in_flight, server.in_flight)
-            reply = server.script.pop(0) if server.script else said(None)
+            reply = server.script.pop(0) if server.script else chat_reply(None)
         try:
             reply(self, body)
         except (BrokenPipeError, ConnectionResetError):
@@ -52,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
                 server.in_flight -= 1
 
     def do_GET(self) -> None:
-        """Whoever asks whether it is there gets an answer."""
+        """Anyone who asks whether it is there gets an answer."""
         self.send(200, b'{"object": "list", "data": []}')
 
     def send(self, status: int, data: bytes, **headers: str) -> None:
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: a test's output is its own."""
 
 
-def said(text: str | None, **usage: int) -> Reply:
+def chat_reply(text: str | None, **usage: int) -> Reply:
     """The answer of a chat completion; the server's own where None."""
 
     def reply(handler: _Handler, body: dict[str, Any]) -> None:
@@ -89,25 +89,25 @@ def slow(seconds: float) -> Reply:
 
     def reply(handler: _Handler, body: dict[str, Any]) -> None:
         time.sleep(seconds)
-        said(None)(handler, body)
+        chat_reply(None)(handler, body)
 
     return reply
 
 
 def crowd(size: int, seconds: float = 20.0) -> Reply:
-    """The right answer, once so many requests have been in flight together, or nobody else came for so long."""
+    """The right answer, once so many requests have been in flight together, or no one else came for so long."""
 
     def reply(handler: _Handler, body: dict[str, Any]) -> None:
         end = time.monotonic() + seconds
         while handler.server.most_in_flight < size and time.monotonic() < end:
             time.sleep(0.005)
         time.sleep(0.05)
-        said(None)(handler, body)
+        chat_reply(None)(handler, body)
 
     return reply
 
 
-def gone(handler: _Handler, _: dict[str, Any]) -> None:
+def close_connection(handler: _Handler, _: dict[str, Any]) -> None:
     """The connection ends without an answer."""
     handler.close_connection = True
     handler.connection.close()

@@ -39,12 +39,12 @@ def score_rows(steps: list[Row], scorer: str, values: Iterable[float | None], **
 
 def selection_rows(episodes: list[Row], dropped: dict[int, str], steps: Iterable[tuple[int, int]] = ()) -> pl.DataFrame:
     """Rows for `selections`: episodes by position that a filter drops, and single steps."""
-    said: list[Row] = [
+    rows_chosen: list[Row] = [
         row_keys(row) | {"step_index": None, "kept": n not in dropped, "filter": dropped.get(n)}
         for n, row in enumerate(episodes)
     ]
-    said += [row_keys(episodes[n]) | {"step_index": step, "kept": False, "filter": "long"} for n, step in steps]
-    return pl.DataFrame(said, infer_schema_length=None).with_columns(selection=pl.lit("s"))
+    rows_chosen += [row_keys(episodes[n]) | {"step_index": step, "kept": False, "filter": "long"} for n, step in steps]
+    return pl.DataFrame(rows_chosen, infer_schema_length=None).with_columns(selection=pl.lit("s"))
 
 
 def row_keys(row: Row) -> Row:
@@ -81,8 +81,8 @@ def judged_lake(folder: Path) -> Lake:
     with lk.job(kind="collect", run_id="two") as job:
         job.record(siblings("mixed", [-1.0, None, 3.0], num_steps=4))
         job.record([rollout("extra", 0, 1.0)])
-    gone = rows(lk, "episodes WHERE task_id = 'extra'")[0]["episode_id"]
-    lk.retract([gone], "a test")
+    episode_id = rows(lk, "episodes WHERE task_id = 'extra'")[0]["episode_id"]
+    lk.retract([episode_id], "a test")
     add_credit(lk)
     add_credit(lk, gamma=0.5)
     add_credit(lk)
@@ -128,58 +128,60 @@ def judged_lake(folder: Path) -> Lake:
     return lk
 
 
-def rows(lk: Lake, what: str) -> list[Row]:
-    return lk.sql(f"SELECT * FROM {what}").to_dicts()
+def rows(lk: Lake, source: str) -> list[Row]:
+    return lk.sql(f"SELECT * FROM {source}").to_dicts()
 
 
-def same(found: Iterable[Row], expected: Iterable[Row], *key: str) -> None:
+def same(actual: Iterable[Row], expected: Iterable[Row], *key: str) -> None:
     """Equal rows in any order; floats to 12 digits."""
 
     def order(row: Row) -> str:
         return repr([row[name] for name in key])
 
-    left, right = sorted(found, key=order), sorted(expected, key=order)
-    assert [order(row) for row in left] == [order(row) for row in right]
-    for one, other in zip(left, right, strict=True):
-        for name, value in other.items():
-            assert name in one
-            if isinstance(value, float) and isinstance(one[name], float):
-                assert math.isclose(one[name], value, rel_tol=1e-12, abs_tol=1e-12), (name, one, other)
+    ours, right = sorted(actual, key=order), sorted(expected, key=order)
+    assert [order(row) for row in ours] == [order(row) for row in right]
+    for our_row, theirs in zip(ours, right, strict=True):
+        for name, value in theirs.items():
+            assert name in our_row
+            if isinstance(value, float) and isinstance(our_row[name], float):
+                assert math.isclose(our_row[name], value, rel_tol=1e-12, abs_tol=1e-12), (name, our_row, theirs)
             else:
-                assert one[name] == value, (name, one, other)
+                assert our_row[name] == value, (name, our_row, theirs)
 
 
 def ended(lk: Lake) -> dict[int, datetime]:
     return {row["job_id"]: row["at"] for row in rows(lk, "jobs WHERE event = 'succeeded'")}
 
 
-def newest(found: list[Row], when: dict[int, datetime], *key: str) -> list[Row]:
+def newest(candidates: list[Row], when: dict[int, datetime], *key: str) -> list[Row]:
     """Rows of the newest job for each value of the key."""
     best: dict[Any, tuple[datetime, int]] = {}
-    for row in found:
-        place = tuple(row[name] for name in key)
-        best[place] = max(best.get(place, (datetime.min.replace(tzinfo=UTC), 0)), (when[row["job_id"]], row["job_id"]))
-    return [row for row in found if best[tuple(row[name] for name in key)][1] == row["job_id"]]
+    for row in candidates:
+        key_of_row = tuple(row[name] for name in key)
+        best[key_of_row] = max(
+            best.get(key_of_row, (datetime.min.replace(tzinfo=UTC), 0)), (when[row["job_id"]], row["job_id"])
+        )
+    return [row for row in candidates if best[tuple(row[name] for name in key)][1] == row["job_id"]]
 
 
 def deviation(values: list[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def known(values: Iterable[float | None]) -> list[float]:
+def drop_unknown(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def grouped(found: Iterable[Row], *key: str) -> dict[Any, list[Row]]:
-    parts: dict[Any, list[Row]] = defaultdict(list)
-    for row in found:
-        parts[tuple(row[name] for name in key)].append(row)
-    return parts
+def grouped(candidates: Iterable[Row], *key: str) -> dict[Any, list[Row]]:
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in candidates:
+        groups[tuple(row[name] for name in key)].append(row)
+    return groups
 
 
 def consumed(lk: Lake) -> list[Row]:
     """Batches, the newest attempt winning from its first step on."""
-    found = []
+    rows_out = []
     for _, batches in grouped(rows(lk, "batches"), "job_id").items():
         firsts: dict[int, int] = {}
         for row in batches:
@@ -187,5 +189,5 @@ def consumed(lk: Lake) -> list[Row]:
         for row in batches:
             later = [first for attempt, first in firsts.items() if attempt > row["attempt"]]
             if not any(first <= row["optimizer_step"] for first in later):
-                found.append(row)
-    return found
+                rows_out.append(row)
+    return rows_out

@@ -1,6 +1,6 @@
-"""What a `testkit.processes.Worker` does: writes to a lake, and is held, stopped or killed where it is told to be.
+"""What a `testkit.processes.Worker` does: writes to a lake, and is held, stopped or killed where its orders say.
 
-Nothing shipped is replaced: a `Fault` wraps methods of this process's own `Store` and strikes beside them.
+Nothing shipped is replaced: a `Fault` wraps methods of this process's own `Store` and strikes next to them.
 """
 
 import os
@@ -37,14 +37,14 @@ _METHODS = {"commit": ("_commit", 1), "write": ("_write", 0), "create": ("_creat
 
 @dataclass
 class Fault:
-    """Something that happens to a worker beside one of its steps.
+    """Something that happens to a worker next to one of its steps.
 
     Args:
         place: `commit:TABLE` (data files are written, no log names them yet), `write:TABLE` (a data file), or
             `create:TABLE` (version 0 of the table); without a table it is every call of that kind.
         number: of the call, from 1; 0 strikes at each.
         side: before or after the call.
-        action: kill (SIGKILL to itself), hold (wait at the gate, saying where), or repeat (once more, as a network
+        action: kill (SIGKILL to itself), hold (wait at the gate, saying where), or repeat (again, as a network
             does that lost the answer).
     """
 
@@ -57,8 +57,8 @@ class Fault:
     @classmethod
     def parse(cls, text: str) -> "Fault":
         """From `PLACE NUMBER SIDE ACTION`."""
-        place, number, side, action = text.split()
-        return cls(place, int(number), side, action)
+        point, number, side, action = text.split()
+        return cls(point, int(number), side, action)
 
     def arm(self) -> None:
         """Wrap the method concerned."""
@@ -97,7 +97,7 @@ def gate(says: str = "ready") -> None:
 
 
 def opened(uri: str) -> Lake:
-    """The lake, made if need be, with the test's clock if there is one."""
+    """The lake, made if needed, with the test's clock if there is one."""
     return lake.open(uri, create=True, clock=clock_of(uri), **_OPTIONS)
 
 
@@ -177,7 +177,7 @@ def main(args: Sequence[str]) -> None:
     """Run a command: the faults, separated by semicolons, then its name and its arguments.
 
     A fault is a `Fault`, or `fsize BYTES` (no file may become larger), or `auto FILES` (tables with that many small
-    files are compacted by whoever ends a job), or `env JSON` (variables of its environment).
+    files are compacted by the process that ends a job), or `env JSON` (variables of its environment).
     """
     for text in filter(None, args[0].split(";")):
         if text.startswith("fsize "):

@@ -154,9 +154,9 @@ def full_lake(folder: Path) -> Lake:
 def judged_lake(folder: Path) -> Lake:
     """Two chats without any reward, which `judge` scored; the first with a long reason, its time and its tokens."""
     start = datetime(2026, 1, 1, tzinfo=UTC)
-    known: dict[str, Any] = {"ended_at": start + timedelta(seconds=90), "completion_tokens": 1234, "cost": 0.5}
+    fields: dict[str, Any] = {"ended_at": start + timedelta(seconds=90), "completion_tokens": 1234, "cost": 0.5}
     records = [
-        rollout("t", 0, None, started_at=start, ground_truth={"answer": "42"}, **known),
+        rollout("t", 0, None, started_at=start, ground_truth={"answer": "42"}, **fields),
         rollout("t", 1, None),
     ]
     records[0].steps[0].latency = 2.5

@@ -41,13 +41,13 @@ threads = 1
 
 def write_config(folder: Path, model: Path) -> Path:
     """The file of such a run."""
-    place = folder / "loop.toml"
-    place.write_text(FILE.format(model=model, env=TARGET))
-    return place
+    path = folder / "loop.toml"
+    path.write_text(FILE.format(model=model, env=TARGET))
+    return path
 
 
 def loop_process(folder: Path, config: Path, *options: str) -> "subprocess.Popen[str]":
-    """The command in a process of its own, into `folder / "lake"` and `folder / "out"`."""
+    """The command in its own process, into `folder / "lake"` and `folder / "out"`."""
     words = [
         "loop",
         "--config",
@@ -68,13 +68,13 @@ def looped(
     config: OnlineConfig,
     *,
     resumes: bool = False,
-    said: list[str] | None = None,
+    lines: list[str] | None = None,
     run: str = "asking",
     quiet_seconds: float = 20.0,
 ) -> Any:
-    """The same in this process; what it came to. `said` takes lines of all kinds."""
+    """The same in this process; what it came to. `lines` takes lines of all kinds."""
     lk = lake.open(folder / "lake", create=True)
-    say = [].append if said is None else said.append
+    say = [].append if lines is None else lines.append
     return run_loop(
         lk,
         lake.open(folder / "lake"),

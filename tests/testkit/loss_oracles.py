@@ -60,7 +60,9 @@ def ppo_terms(tokens: list[Token], low: float, high: float, dual: float | None, 
 def gspo_terms(tokens: list[Token], low: float, high: float, anchor: str = "b") -> list[Term]:
     terms = []
     for token in tokens:
-        mates = [other["lp"] - other[anchor] for other in tokens if other["unit"] == token["unit"]]
+        mates = [
+            other_token["lp"] - other_token[anchor] for other_token in tokens if other_token["unit"] == token["unit"]
+        ]
         log_s = sum(mates) / len(mates)
         s = math.exp(clamp(log_s, -20, 10))
         terms.append(clipped_term(s, s if -20 < log_s < 10 else 0.0, token["a"], low, high, None))
@@ -121,9 +123,11 @@ def correction_weights(
     tokens: list[Token], method: str, low: float, high: float, policy: str
 ) -> list[tuple[float, bool]]:
     """Weight and whether it is kept, of each token; `policy` is lp or prox."""
-    found = []
+    rows_out = []
     for token in tokens:
-        mates = [other[policy] - other["b"] for other in tokens if other["unit"] == token["unit"]]
+        mates = [
+            other_token[policy] - other_token["b"] for other_token in tokens if other_token["unit"] == token["unit"]
+        ]
         log_rho = {
             "token": token[policy] - token["b"],
             "icepop": token[policy] - token["b"],
@@ -132,17 +136,17 @@ def correction_weights(
         }[method.split("_", maxsplit=1)[0]]
         rho = math.exp(clamp(log_rho, -20, 20))
         if method.endswith("truncate"):
-            found.append((min(rho, high), True))
+            rows_out.append((min(rho, high), True))
         else:
             keep = low <= rho <= high
-            found.append(((1.0 if method == "geometric_mask" else rho) if keep else 0.0, keep))
-    return found
+            rows_out.append(((1.0 if method == "geometric_mask" else rho) if keep else 0.0, keep))
+    return rows_out
 
 
 def added_up(tokens: list[Token], *lists: list[Term]) -> tuple[float, list[float]]:
     """Sum of the plan's weights times the sums of terms, and its gradient."""
-    total = sum(t["w"] * sum(part[0] for part in parts) for t, *parts in zip(tokens, *lists, strict=True))
-    gradient = [t["w"] * sum(part[1] for part in parts) for t, *parts in zip(tokens, *lists, strict=True)]
+    total = sum(t["w"] * sum(part[0] for part in terms) for t, *terms in zip(tokens, *lists, strict=True))
+    gradient = [t["w"] * sum(part[1] for part in terms) for t, *terms in zip(tokens, *lists, strict=True)]
     return total, gradient
 
 

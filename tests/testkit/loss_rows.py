@@ -77,7 +77,7 @@ def random_rows(
 
 
 def units_of(rows: LossRows, chosen_U: Sequence[int]) -> LossRows:
-    """Some units as a micro-batch of their own, numbered anew; `weight_U` and `weight_N` stay what the plan gave."""
+    """Some units as a separate micro-batch, numbered anew; `weight_U` and `weight_N` stay what the plan gave."""
     assert rows.unit_N is not None
     assert rows.pair_U is not None
     number = {unit: position for position, unit in enumerate(chosen_U)}

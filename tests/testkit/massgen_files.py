@@ -16,7 +16,7 @@ TASK = "Which city is the capital of France?"
 
 def span(kind: str, number: int, **fields: Any) -> dict[str, Any]:
     """A span, its keys in the order of the tool's dataclass of that type."""
-    own: dict[str, dict[str, Any]] = {
+    own_files: dict[str, dict[str, Any]] = {
         "prompt": {
             "input": "",
             "output": "",
@@ -39,12 +39,12 @@ def span(kind: str, number: int, **fields: Any) -> dict[str, Any]:
         "reasoning": {"reasoning": "", "source": "agent_a"},
     }
     common = {"span_id": f"span-{number}", "span_type": kind, "timestamp": START + number / 8}
-    return common | own.get(kind, {}) | fields
+    return common | own_files.get(kind, {}) | fields
 
 
 def trace(trace_id: str, spans: list[Any], agent: str = "agent_a", **fields: Any) -> dict[str, Any]:
     """A trace, its keys in the order of the tool; the total is the sum of its reward spans, as the tool adds them."""
-    rewards = [one["reward"] for one in spans if isinstance(one, dict) and one.get("span_type") == "reward"]
+    rewards = [span["reward"] for span in spans if isinstance(span, dict) and span.get("span_type") == "reward"]
     metadata = {"agent_id": agent, "backend": "OpenAI", "model": "gpt-5-nano", "num_messages": 2, "has_tools": True}
     return {
         "trace_id": trace_id,

@@ -1,7 +1,7 @@
 """One answer of a model as the four APIs write it, whole or as the events of a stream; and answers to try.
 
 Chat completions and completions are written as vLLM 0.32 does, which has null where it was not asked for something, and
-sends no chunk that holds nothing but ids and log-probabilities nobody asked for. The Responses API and Anthropic's
+sends no chunk that holds nothing but ids and log-probabilities no one asked for. The Responses API and Anthropic's
 messages are written by their documentation.
 """
 
@@ -56,24 +56,25 @@ def answers(draw: st.DrawFn, *, has_calls: bool = True) -> Answer:
     return Answer(pieces, draw(TEXTS) if has_calls else "", calls)
 
 
-def whole(api: str, body: dict[str, Any], samples: list[Answer], prompt_ids: list[int]) -> dict[str, Any]:
+def whole_answer(api: str, body: dict[str, Any], samples: list[Answer], prompt_ids: list[int]) -> dict[str, Any]:
     """The answer to a request, at once; only chats and completions have several samples."""
     if api == CHAT:
-        asked = bool(body.get("return_token_ids"))
+        has_ids = bool(body.get("return_token_ids"))
         choices = [
             {
                 "index": index,
                 "message": _message(answer),
                 "logprobs": {"content": _items(_all(answer))} if body.get("logprobs") else None,
                 "finish_reason": _reason(answer),
-                "token_ids": _all(answer).ids if asked else None,
+                "token_ids": _all(answer).ids if has_ids else None,
             }
             for index, answer in enumerate(samples)
         ]
-        return _about("chat.completion") | {"choices": choices, "prompt_token_ids": prompt_ids if asked else None}
+        return _about("chat.completion") | {"choices": choices, "prompt_token_ids": prompt_ids if has_ids else None}
     if api == COMPLETIONS:
         choices = [
-            {"index": index, "text": answer.text, "finish_reason": "stop"} | _told(body, _all(answer), prompt_ids)
+            {"index": index, "text": answer.text, "finish_reason": "stop"}
+            | _token_fields(body, _all(answer), prompt_ids)
             for index, answer in enumerate(samples)
         ]
         return _about("text_completion") | {"choices": choices}
@@ -93,45 +94,45 @@ def events(api: str, body: dict[str, Any], samples: list[Answer], prompt_ids: li
         yield "[DONE]"
     elif api == COMPLETIONS:
         for index, answer in enumerate(samples):
-            for place, piece in enumerate(answer.pieces):
-                is_last = place == len(answer.pieces) - 1
+            for piece_index, piece in enumerate(answer.pieces):
+                is_last = piece_index == len(answer.pieces) - 1
                 choice = {"index": index, "text": piece.text, "finish_reason": "stop" if is_last else None}
                 yield _about("text_completion") | {
-                    "choices": [choice | _told(body, piece, None if place else prompt_ids)]
+                    "choices": [choice | _token_fields(body, piece, None if piece_index else prompt_ids)]
                 }
         yield "[DONE]"
     elif api == RESPONSES:
-        yield from _response_events(whole(api, body, samples, prompt_ids))
+        yield from _response_events(whole_answer(api, body, samples, prompt_ids))
     else:
         assert api == MESSAGES
-        yield from _block_events(whole(api, body, samples, prompt_ids))
+        yield from _block_events(whole_answer(api, body, samples, prompt_ids))
 
 
 def _chat_chunks(body: dict[str, Any], samples: list[Answer], prompt_ids: list[int]) -> Iterator[dict[str, Any]]:
-    about, asked = _about("chat.completion.chunk"), bool(body.get("return_token_ids"))
+    about, has_ids = _about("chat.completion.chunk"), bool(body.get("return_token_ids"))
     for index in range(len(samples)):
         role = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        yield about | {"choices": [role], "prompt_token_ids": prompt_ids if asked else None}
+        yield about | {"choices": [role], "prompt_token_ids": prompt_ids if has_ids else None}
     for index, answer in enumerate(samples):
         deltas: list[dict[str, Any]] = [{"content": piece.text} if piece.text else {} for piece in answer.pieces]
         if answer.reasoning:
             deltas[0] |= {"reasoning": answer.reasoning}
         pieces = list(answer.pieces)
-        if answer.calls:  # the arguments come in two halves, the first one before any of its tokens is told
+        if answer.calls:  # the arguments come in two halves, the first one before its tokens are named
             halves = [_halves(index, call) for index, call in enumerate(_calls(answer))]
             deltas[-1:] = [{"tool_calls": [first for first, _ in halves]}, deltas[-1]]
             deltas[-1] |= {"tool_calls": [second for _, second in halves]}
             pieces[-1:] = [Piece("", [], []), pieces[-1]]
-        for place, (delta, piece) in enumerate(zip(deltas, pieces, strict=True)):
-            is_last = place == len(deltas) - 1
-            if not delta and not is_last and not asked and not body.get("logprobs"):
+        for piece_index, (delta, piece) in enumerate(zip(deltas, pieces, strict=True)):
+            is_last = piece_index == len(deltas) - 1
+            if not delta and not is_last and not has_ids and not body.get("logprobs"):
                 continue
             choice = {
                 "index": index,
                 "delta": delta,
                 "logprobs": {"content": _items(piece)} if body.get("logprobs") else None,
                 "finish_reason": _reason(answer) if is_last else None,
-                "token_ids": piece.ids if asked else None,
+                "token_ids": piece.ids if has_ids else None,
             }
             yield about | {"choices": [choice]}
     if (body.get("stream_options") or {}).get("include_usage"):
@@ -145,20 +146,20 @@ def _halves(index: int, call: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
     return {"index": index} | first, {"index": index, "function": {"arguments": arguments[2:]}}
 
 
-def _told(body: dict[str, Any], piece: Piece, prompt_ids: list[int] | None) -> dict[str, Any]:
+def _token_fields(body: dict[str, Any], piece: Piece, prompt_ids: list[int] | None) -> dict[str, Any]:
     """What a completion says of its tokens."""
-    asked = bool(body.get("return_token_ids"))
+    has_ids = bool(body.get("return_token_ids"))
     listed = {"tokens": [""] * len(piece.ids), "token_logprobs": piece.logprobs}
     return {
         "logprobs": listed if body.get("logprobs") is not None else None,
-        "token_ids": piece.ids if asked else None,
-        "prompt_token_ids": prompt_ids if asked else None,
+        "token_ids": piece.ids if has_ids else None,
+        "prompt_token_ids": prompt_ids if has_ids else None,
     }
 
 
 def _response_events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    begun = response | {"status": "in_progress", "output": []}
-    yield {"type": "response.created", "response": begun}
+    opening = response | {"status": "in_progress", "output": []}
+    yield {"type": "response.created", "response": opening}
     for index, item in enumerate(response["output"]):
         at = {"output_index": index}
         kind = item["type"]
@@ -210,9 +211,9 @@ def _items(piece: Piece) -> list[dict[str, Any]]:
 
 
 def _message(answer: Answer) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
-    found |= {"tool_calls": _calls(answer)} if answer.calls else {}
-    return found | {"reasoning": answer.reasoning or None}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
+    message |= {"tool_calls": _calls(answer)} if answer.calls else {}
+    return message | {"reasoning": answer.reasoning or None}
 
 
 def _calls(answer: Answer) -> list[dict[str, Any]]:

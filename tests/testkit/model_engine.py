@@ -16,7 +16,7 @@ class ModelEngine:
     def __init__(self, url: str, folder: Path, *, dtype: str | None = "float32") -> None:
         self.url, self._first, self._dtype = url, folder, dtype
         self.loaded: list[tuple[Path, int | None]] = []
-        """Folders and versions that it was told to load, since it was made."""
+        """Folders and versions that it had to load, since it was made."""
         self.adapters: dict[str, Path] = {}
         self.error: EngineError | None = None
         """What loading raises."""

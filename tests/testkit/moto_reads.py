@@ -58,7 +58,7 @@ def _bucket(name: str) -> Any:
     return s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.get(name)
 
 
-def _object(bucket: FakeBucket, name: str, asked: str | None, *, is_head: bool) -> Answer | None:
+def _object(bucket: FakeBucket, name: str, byte_range: str | None, *, is_head: bool) -> Answer | None:
     key = bucket.keys.get(name)
     if key is None:
         return "404 Not Found", {"Content-Type": "application/xml"}, b"" if is_head else _MISSING.format(name).encode()
@@ -68,9 +68,9 @@ def _object(bucket: FakeBucket, name: str, asked: str | None, *, is_head: bool) 
     if is_head:
         return "200 OK", headers | {"length": str(key.size)}, b""
     data = key.value
-    if asked is None:
+    if byte_range is None:
         return "200 OK", headers, data
-    limits = _RANGE.fullmatch(asked)
+    limits = _RANGE.fullmatch(byte_range)
     if limits is None or int(limits[1]) >= len(data):
         return None
     first, last = int(limits[1]), min(int(limits[2]), len(data) - 1)

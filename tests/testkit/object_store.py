@@ -55,7 +55,7 @@ class Store:
 
 
 def options(endpoint: str) -> dict[str, str]:
-    """Storage options for an endpoint; nobody is asked for credentials, the instance's metadata server included."""
+    """Storage options for an endpoint; no one is asked for credentials, the instance's metadata server included."""
     return {
         "aws_endpoint_url": endpoint,
         "aws_allow_http": "true",
@@ -97,7 +97,7 @@ sys.stdin.read()
 def s3_server() -> Iterator[str]:
     """The endpoint of a fresh S3 server.
 
-    A process of its own, which ends when the test's end of the pipe does: `DeltaTable.is_deltatable` keeps the GIL
+    A separate process, which ends when the test's end of the pipe does: `DeltaTable.is_deltatable` keeps the GIL
     while it waits for an answer, so a server in a thread of the test would never give one.
     """
     if find_spec("moto") is None:
@@ -121,7 +121,7 @@ def s3(s3_server: str) -> Store:
 
 
 def new_bucket(endpoint: str) -> Store:
-    """A bucket that nobody has used."""
+    """A bucket that no one has used."""
     store = Store(endpoint, f"bucket-{next(_NUMBERS)}")
     with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{store.bucket}", method="PUT")) as answer:
         assert answer.status == 200
@@ -181,6 +181,6 @@ def passed_on(endpoint: str, request: BaseHTTPRequestHandler, body: bytes) -> tu
 
 
 def unused_endpoint() -> str:
-    """An address at which nobody listens."""
+    """An address at which no one listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"

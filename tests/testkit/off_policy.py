@@ -1,4 +1,4 @@
-"""A small tabular decision process of which everything is known, and slow, obvious estimators."""
+"""A small tabular decision process with known values, and slow, obvious estimators."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -59,14 +59,14 @@ def a_process(seed: int = 9, *, gamma: float = 0.9, distance: float = 0.5) -> Pr
     """A random process whose target policy lies between the behaviour policy and another one."""
     rng = np.random.default_rng(seed)
     behaviour = rng.dirichlet(np.full(ACTIONS, 4.0), STATES)
-    other = rng.dirichlet(np.full(ACTIONS, 1.0), STATES)
+    other_probabilities = rng.dirichlet(np.full(ACTIONS, 1.0), STATES)
     return Process(
         start_S=rng.dirichlet(np.ones(STATES)),
         move_SAS=rng.dirichlet(np.ones(STATES), (STATES, ACTIONS)),
         reward_SA=rng.uniform(0, 1, (STATES, ACTIONS)),
         stop=0.2,
         behaviour_SA=behaviour,
-        target_SA=(1 - distance) * behaviour + distance * other,
+        target_SA=(1 - distance) * behaviour + distance * other_probabilities,
         gamma=gamma,
     )
 
@@ -105,20 +105,22 @@ def slow(name: str, turns: Turns, *, clip: float = 2.0) -> float:
     total = 0.0
     for t in range(turns.horizon):
         at_t = [row["products"][min(t, len(row["products"]) - 1)] for row in rows]
-        here = sum(w * row["rewards"][t] for w, row in zip(at_t, rows, strict=True) if t < len(row["products"]))
-        total += turns.gamma**t * here / sum(at_t)
+        at_step = sum(w * row["rewards"][t] for w, row in zip(at_t, rows, strict=True) if t < len(row["products"]))
+        total += turns.gamma**t * at_step / sum(at_t)
     return total
 
 
 # ---------------------------------------------------------------- worlds in which estimates go wrong
 
 
-def rare_action(seed: int, *, episodes: int, behaved: float, wanted: float, other_reward: float) -> tuple[Turns, float]:
-    """One turn, four actions: the rewarded one has probability `behaved` under the policy that played, and `wanted`
+def rare_action(
+    seed: int, *, episodes: int, behaved: float, target_rate: float, other_reward: float
+) -> tuple[Turns, float]:
+    """One turn, four actions: the rewarded one has probability `behaved` under the policy that played, `target_rate`
     under the target; the others are rewarded with probability `other_reward`. Returns the truth too."""
     rng = np.random.default_rng(seed)
     behaviour_A = np.array([behaved, *(1 - behaved) * np.array([0.5, 0.3, 0.2])])
-    target_A = np.array([wanted, *(1 - wanted) * np.array([0.4, 0.3, 0.3])])
+    target_A = np.array([target_rate, *(1 - target_rate) * np.array([0.4, 0.3, 0.3])])
     reward_A = np.array([1.0, other_reward, other_reward, other_reward])
     action_E = rng.choice(4, p=behaviour_A, size=episodes)
     turns = Turns(
@@ -135,13 +137,13 @@ def hidden_action(
     seed: int,
     *,
     behaved: float = 0.0005,
-    wanted: float = 0.05,
+    target_rate: float = 0.05,
     base: float = 0.02,
     noise: float = 0.3,
     tasks: int = 50,
     siblings: int = 4,
 ) -> tuple[Turns, float]:
-    """One turn: an action of probability `behaved` that the target takes with `wanted` always succeeds.
+    """One turn: an action of probability `behaved` that the target takes with `target_rate` always succeeds.
 
     All others succeed with probability `base`; their log-ratios differ by `noise`, which hides that weight is missing.
     Returns the truth too.
@@ -149,7 +151,7 @@ def hidden_action(
     rng = np.random.default_rng(seed)
     behaviour_A = np.array([behaved, *(1 - behaved) * rng.dirichlet(np.full(30, 3.0))])
     other_A = behaviour_A[1:] * np.exp(rng.normal(0.0, noise, 30))
-    target_A = np.array([wanted, *(1 - wanted) * other_A / other_A.sum()])
+    target_A = np.array([target_rate, *(1 - target_rate) * other_A / other_A.sum()])
     reward_A = np.array([1.0, *np.full(30, base)])
     episodes = tasks * siblings
     action_E = rng.choice(31, p=behaviour_A, size=episodes)
@@ -166,19 +168,19 @@ def hidden_action(
 def history_matters(seed: int, *, episodes: int, turns: int, strength: float) -> tuple[Turns, float]:
     """Every turn looks the same, and the first action decides about the last reward, as far as `strength` goes."""
     rng = np.random.default_rng(seed)
-    wanted = 0.85
+    target_rate = 0.85
     good_EH = rng.random((episodes, turns)) < 0.5
     chance_E = 0.5 * (1 - strength) + strength * good_EH[:, 0]
     reward_EH = np.zeros((episodes, turns))
     reward_EH[:, -1] = rng.random(episodes) < chance_E
-    found = Turns(
-        np.where(good_EH, np.log(wanted / 0.5), np.log((1 - wanted) / 0.5)),
+    sampled_turns = Turns(
+        np.where(good_EH, np.log(target_rate / 0.5), np.log((1 - target_rate) / 0.5)),
         reward_EH,
         np.full(episodes, turns),
         np.zeros((episodes, turns), np.int64),
         np.arange(episodes) % 20,
     )
-    return found, 0.5 * (1 - strength) + strength * wanted
+    return sampled_turns, 0.5 * (1 - strength) + strength * target_rate
 
 
 def good_actions(seed: int, *, tasks: int = 100, siblings: int = 8) -> tuple[Turns, float]:
@@ -187,15 +189,15 @@ def good_actions(seed: int, *, tasks: int = 100, siblings: int = 8) -> tuple[Tur
     Returns the truth too. Each state is visited a few times, and its value depends on it alone.
     """
     rng = np.random.default_rng(seed)
-    episodes, horizon, wanted = tasks * siblings, 4, 0.7
+    episodes, horizon, target_rate = tasks * siblings, 4, 0.7
     good_EH = rng.random((episodes, horizon)) < 0.5
     count_EH = np.cumsum(good_EH, axis=1)
     task_E = np.arange(episodes) // siblings
     reward_EH = np.zeros((episodes, horizon))
     reward_EH[:, -1] = rng.random(episodes) < count_EH[:, -1] / horizon
     state_EH = task_E[:, None] * (horizon + 1) + count_EH - good_EH
-    log_ratio_EH = np.where(good_EH, np.log(wanted / 0.5), np.log((1 - wanted) / 0.5))
-    return Turns(log_ratio_EH, reward_EH, np.full(episodes, horizon), state_EH, task_E), wanted
+    log_ratio_EH = np.where(good_EH, np.log(target_rate / 0.5), np.log((1 - target_rate) / 0.5))
+    return Turns(log_ratio_EH, reward_EH, np.full(episodes, horizon), state_EH, task_E), target_rate
 
 
 def tasks_that_differ(seed: int, *, tasks: int, siblings: int) -> tuple[Turns, float]:

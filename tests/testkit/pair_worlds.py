@@ -78,15 +78,15 @@ def steps_of(lk: Lake, episodes: Sequence[EpisodeRecord]) -> list[Step]:
     }
     columns = ("episode_id", "step_index", "group_id", "anchor_key", "return_to_go")
     credit = {row[:2]: row[2:] for row in lk.scan("advantages").select(columns).collect().rows()}
-    found = []
+    steps = []
     for episode in episodes:
         key = ids[episode.task_id, episode.rollout_index]
         for number, step in enumerate(episode.steps):
             assert step.tokens is not None
             group, anchor, value = credit[key, number]
             context, action = tuple(context_of(episode, number)), tuple(step.tokens.action_ids)
-            found.append(Step(key, number, group, anchor, value, context, action))
-    return found
+            steps.append(Step(key, number, group, anchor, value, context, action))
+    return steps
 
 
 def context_of(episode: EpisodeRecord, number: int) -> list[int]:
@@ -117,12 +117,14 @@ def slow_step_pairs(steps: Sequence[Step], rules: dict[str, Rule], limit: int | 
     for members in anchors(steps):
         ordered = sorted(members, key=lambda step: (-(step.value or 0.0), step.episode, step.index))
         mine: list[tuple[Step, Step]] = []
-        taken: list[Step] = []
+        actions: list[Step] = []
         for position, better in enumerate(ordered):
-            worse = [s for s in ordered[position + 1 :] if s not in taken and all(r(better, s) for r in rules.values())]
-            if better not in taken and worse and (limit is None or len(mine) < limit):
+            worse = [
+                s for s in ordered[position + 1 :] if s not in actions and all(r(better, s) for r in rules.values())
+            ]
+            if better not in actions and worse and (limit is None or len(mine) < limit):
                 mine.append((better, worse[-1]))
-                taken += mine[-1]
+                actions += mine[-1]
         pairs += mine
     return pairs
 
@@ -132,22 +134,22 @@ def slow_counts(steps: Sequence[Step], rules: dict[str, Rule]) -> dict[str, tupl
     counts = {}
     names = list(rules)
     for last in range(len(names)):
-        found = [
+        totals = [
             sum(
-                all(rules[name](*_ordered(one, other)) for name in names[: last + 1])
-                for position, one in enumerate(members)
-                for other in members[position + 1 :]
+                all(rules[name](*_ordered(member, other_member)) for name in names[: last + 1])
+                for position, member in enumerate(members)
+                for other_member in members[position + 1 :]
             )
             for members in anchors(steps)
         ]
-        counts[names[last]] = (sum(found), sum(number > 0 for number in found))
+        counts[names[last]] = (sum(totals), sum(number > 0 for number in totals))
     return counts
 
 
-def _ordered(one: Step, other: Step) -> tuple[Step, Step]:
-    assert one.value is not None
-    assert other.value is not None
-    return (one, other) if one.value >= other.value else (other, one)
+def _ordered(first: Step, second: Step) -> tuple[Step, Step]:
+    assert first.value is not None
+    assert second.value is not None
+    return (first, second) if first.value >= second.value else (second, first)
 
 
 def anchors(steps: Sequence[Step]) -> list[list[Step]]:

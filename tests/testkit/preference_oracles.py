@@ -18,13 +18,13 @@ def factors_of(unit: list[Token], kind: str, gamma: float) -> list[float]:
         return [1 / len(unit)] * len(unit)
     first, last = unit[0]["step"], unit[-1]["step"]
     turns = last - first + 1
-    found = []
+    losses = []
     for token in unit:
         k = token["step"] - first
         # Over the geometric sums themselves: the remaining discounted turns by all of them.
         rest = sum(gamma**j for j in range(turns - k))
-        found.append(gamma**k * rest / sum(gamma**j for j in range(turns)))
-    return found
+        losses.append(gamma**k * rest / sum(gamma**j for j in range(turns)))
+    return losses
 
 
 def slow_pairs(
@@ -44,17 +44,17 @@ def slow_pairs(
         factors[u] = factors_of(unit, kind, gamma)
         scores[u] = sum(f * (token["lp"] - token["ref"]) for f, token in zip(factors[u], unit, strict=True))
     for pair in range(units // 2):
-        chosen, rejected = sorted((2 * pair, 2 * pair + 1), key=lambda u: -float(rows.sign_U[u]))  # type: ignore[index]
-        weight = float(rows.weight_U[chosen] + rows.weight_U[rejected])
-        z = beta * (scores[chosen] - scores[rejected])
+        better, rejected = sorted((2 * pair, 2 * pair + 1), key=lambda u: -float(rows.sign_U[u]))  # type: ignore[index]
+        weight = float(rows.weight_U[better] + rows.weight_U[rejected])
+        z = beta * (scores[better] - scores[rejected])
         total -= weight * ((1 - smoothing) * math.log(sigmoid(z)) + smoothing * math.log(sigmoid(-z)))
         slope = -(1 - smoothing) * sigmoid(-z) + smoothing * sigmoid(z)
-        for u, sign in ((chosen, 1), (rejected, -1)):
+        for u, sign in ((better, 1), (rejected, -1)):
             for n, factor in zip(places[u], factors[u], strict=True):
                 gradient[n] += weight * slope * beta * sign * factor
-        for n in places[chosen]:
-            total -= weight * nll * tokens[n]["lp"] / len(places[chosen])
-            gradient[n] -= weight * nll / len(places[chosen])
+        for n in places[better]:
+            total -= weight * nll * tokens[n]["lp"] / len(places[better])
+            gradient[n] -= weight * nll / len(places[better])
     return total, gradient
 
 

@@ -22,11 +22,11 @@ COMMAND = [sys.executable, "-c", "from lake.cli import main; main()"]
 TIMEOUT = 120
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**settings: str) -> dict[str, str]:
     """The environment of a child: the checkout and the testkit importable, nothing of ours but what all tests have."""
     ours = {name for name in os.environ if name.startswith("TRAJLAKE_")} - {"TRAJLAKE_CACHE", "TRAJLAKE_GROUP_COMMIT"}
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
-    return kept | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))} | more
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    return inherited | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))} | settings
 
 
 class _Server:
@@ -36,7 +36,7 @@ class _Server:
         self._connection, far = socket.socketpair()
         self._lock = threading.Lock()
         program = [sys.executable, "-m", "testkit.worker_server", module, str(far.fileno())]
-        # In a session of its own: Ctrl-C is for the test, which then closes the socket.
+        # In its own session: Ctrl-C is for the test, which then closes the socket.
         self._process = subprocess.Popen(
             program,
             env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
@@ -71,7 +71,7 @@ class Worker:
 
     Args:
         args: the command and its arguments.
-        faults: what happens to it beside its commits: `testkit.lake_worker.Fault`s, separated by semicolons.
+        faults: what happens to it next to its commits: `testkit.lake_worker.Fault`s, separated by semicolons.
     """
 
     def __init__(self, *args: str | Path | int, faults: str = "") -> None:
@@ -153,11 +153,11 @@ class Worker:
 
     def finish(self, timeout: float = TIMEOUT) -> str:
         """Wait for a clean end and return what it printed; it may say nothing for `timeout` seconds at most."""
-        said = []
+        lines = []
         while (line := self.hear(timeout)) is not None:
-            said.append(line)
+            lines.append(line)
         assert self.wait() == 0, self.error
-        return "\n".join(said)
+        return "\n".join(lines)
 
     def __del__(self) -> None:
         for descriptor in (self._stdin, self._stdout):
@@ -191,12 +191,12 @@ def kill_when(
     """SIGKILL a process as soon as something has happened, and wait for its end.
 
     Args:
-        process: in a session of its own, with its stderr in a pipe.
+        process: in its own session, with its stderr in a pipe.
         happened: asked again and again.
         never: what to say if it does not happen: "nothing was committed".
         seconds: how long it may take.
 
-    An AssertionError says so, with what the process wrote to stderr, if it takes longer or the process ends by itself;
+    An AssertionError says so, with what the process wrote to stderr, if it takes longer or the process ends alone;
     all of its session is killed then.
     """
     deadline = time.monotonic() + seconds

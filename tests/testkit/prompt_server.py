@@ -28,20 +28,22 @@ _EXIT = re.compile(r"[Tt]o the (North|South|East|West) you see (a closed)?")
 
 def answer(body: dict[str, Any]) -> str:
     """What the model that is asked for says."""
-    said = {"player": action, "walker": walk}.get(body["model"])
-    return said(body) if said is not None else reflected(body, {"reflector": SKILLS, "coach": ADVICE}[body["model"]])
+    answers = {"player": action, "walker": walk}.get(body["model"])
+    return (
+        answers(body) if answers is not None else reflected(body, {"reflector": SKILLS, "coach": ADVICE}[body["model"]])
+    )
 
 
 def action(body: dict[str, Any]) -> str:
     """The player's: a scripted walk, or a look around."""
     messages = body["messages"]
     prompt = messages[0]["content"] if messages[0]["role"] == "system" else ""
-    said = [message["content"] for message in messages if message["role"] == "user"]
+    prompts = [message["content"] for message in messages if message["role"] == "user"]
     skill = sum(word in prompt for word in SKILLS) / len(SKILLS)
-    if ids.key_hash("skill", said[0], body["seed"] - len(said)) % 100 >= 100 * skill:
+    if ids.key_hash("skill", prompts[0], body["seed"] - len(prompts)) % 100 >= 100 * skill:
         return "look"
     session, turn = HouseScript().start([0]), "look"
-    for index, text in enumerate(said):
+    for index, text in enumerate(prompts):
         turn = session.act([Turn(0, [{"role": "user", "content": text}], is_first=not index)])[0].action
     return turn
 
@@ -50,14 +52,14 @@ def walk(body: dict[str, Any]) -> str:
     """The walker's: through an exit of the room that it saw last."""
     prompt, *messages = body["messages"]
     opens, turns = (advice in prompt["content"] for advice in ADVICE[:2])
-    seen = [message["content"] for message in messages if "You are in" in message["content"]][-1]
-    said = [message["content"] for message in messages if message["role"] == "assistant"]
-    if "coin" in seen.partition("You are in")[2]:
+    observation = [message["content"] for message in messages if "You are in" in message["content"]][-1]
+    answers = [message["content"] for message in messages if message["role"] == "assistant"]
+    if "coin" in observation.partition("You are in")[2]:
         return "take coin"
-    if said and said[-1].startswith("open door to "):
-        return f"move {said[-1].removeprefix('open door to ')}"
-    exits = {match[1].lower(): match[2] is not None for match in _EXIT.finditer(seen)}
-    came = OPPOSITE[said[-1].removeprefix("move ")] if said and said[-1].startswith("move ") else ""
+    if answers and answers[-1].startswith("open door to "):
+        return f"move {answers[-1].removeprefix('open door to ')}"
+    exits = {match[1].lower(): match[2] is not None for match in _EXIT.finditer(observation)}
+    came = OPPOSITE[answers[-1].removeprefix("move ")] if answers and answers[-1].startswith("move ") else ""
     ways = [way for way in exits if not (turns and way == came)] or list(exits)
     if not ways:
         return "look around"

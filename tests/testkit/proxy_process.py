@@ -1,4 +1,4 @@
-"""The recording proxy as a process of its own, before an engine: `trajlake record` on a free port of 127.0.0.1."""
+"""The recording proxy as its own process, before an engine: `trajlake record` on a free port of 127.0.0.1."""
 
 import asyncio
 import json
@@ -25,8 +25,8 @@ from testkit.processes import environment
 def command(engine: Engine, folder: Path, *options: str) -> list[str]:
     """The command line of a proxy whose lake and spool are below a folder, unless an option says otherwise."""
     ours = ["--upstream", engine.url, "--port", "0", "--spool", str(folder / "spool")]
-    place = [] if "--lake" in options else ["--lake", str(folder / "lake")]
-    return ["record", *ours, *place, *options]
+    lake_option = [] if "--lake" in options else ["--lake", str(folder / "lake")]
+    return ["record", *ours, *lake_option, *options]
 
 
 class Client:
@@ -50,7 +50,7 @@ class Client:
             return str(response.read().decode())
 
     def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of what it answers, whatever it is."""
+        """Status, headers and body of what it answers, no matter what it is."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, headers)
@@ -65,7 +65,7 @@ class Client:
 
 
 class Proxy(Client):
-    """A proxy in a process of its own.
+    """A proxy in its own process.
 
     Attributes:
         log: file that its stderr goes to.
@@ -150,7 +150,7 @@ class ProxyHere(Client):
         self._ready.put("")
 
     def end(self) -> ProxyReport:
-        """End it as a signal does; what became of its calls."""
+        """End it as a signal does; the outcome of its calls."""
         if not self._outcome.done():
             self._stops[signal.SIGTERM]()
         outcome = self._outcome.result(120)

@@ -33,9 +33,9 @@ class Agent:
         self.last = ""
         """Id of its last answer."""
 
-    def turn(self, *seen: Message, model: str = "policy") -> Message:
+    def turn(self, *messages: Message, model: str = "policy") -> Message:
         """Ask once, and keep the answer; what the tool gave, or what is said, before that."""
-        self.messages += seen
+        self.messages += messages
         body = {"model": model, "messages": self.messages, "tools": TOOLS, "temperature": 1.0}
         answer = json.loads(self._at.post(self._base + CHAT, body, **self._headers))
         message: Message = answer["choices"][0]["message"]
@@ -64,14 +64,14 @@ def rewritten(at: Client, base: str, reward: float) -> None:
 
 
 def fork(at: Client, base: str, reward: float) -> None:
-    """Two continuations of the same beginning; then the first one goes on."""
+    """Two continuations of the same beginning; then the first one continues."""
     agent = Agent(at, "fork", base)
     agent.turn()
     beginning = list(agent.messages)
     agent.turn(agent.look("a door on the left"))
-    left, agent.messages = agent.messages, beginning
+    messages_left, agent.messages = agent.messages, beginning
     agent.turn(agent.look("a door on the right"))
-    agent.messages = left
+    agent.messages = messages_left
     agent.turn(agent.look("it is open"))
     agent.end(reward)
 
@@ -79,20 +79,20 @@ def fork(at: Client, base: str, reward: float) -> None:
 def retry(at: Client, base: str, reward: float) -> None:
     """The engine refuses each prompt once, and the agent asks again."""
     agent = Agent(at, f"retry, try {reward}", base)
-    seen: list[Message] = []
+    messages: list[Message] = []
     for _ in range(2):
         try:
-            agent.turn(*seen, model="flaky")
+            agent.turn(*messages, model="flaky")
             raise AssertionError("it was refused")
         except urllib.error.HTTPError as error:
             error.close()
         agent.turn(model="flaky")
-        seen = [agent.look("it is open")]
+        messages = [agent.look("it is open")]
     agent.end(reward)
 
 
 def compacted(at: Client, base: str, reward: float) -> None:
-    """When its context is full, the agent goes on from a summary."""
+    """When its context is full, the agent continues from a summary."""
     agent = Agent(at, "compacted", base)
     agent.turn()
     agent.turn(agent.look("a corridor"))
@@ -154,9 +154,9 @@ def play_all(folder: Path) -> lake.Lake:
 def rows(lk: lake.Lake, name: str) -> list[dict[str, Any]]:
     """The episodes of a scenario's first rollout, with their steps, tokens and spans."""
     mine = "run_id = 'live'" if name == "unnamed" else f"run_id = '{name}'"
-    found = lk.sql(f"SELECT * FROM episodes WHERE {mine} AND env_return = 1 ORDER BY started_at").to_dicts()
-    names = {row["episode_id"]: number for number, row in enumerate(found)}
-    return [_episode(lk, row, names) for row in found]
+    episodes = lk.sql(f"SELECT * FROM episodes WHERE {mine} AND env_return = 1 ORDER BY started_at").to_dicts()
+    names = {row["episode_id"]: number for number, row in enumerate(episodes)}
+    return [_episode(lk, row, names) for row in episodes]
 
 
 def _episode(lk: lake.Lake, row: dict[str, Any], names: dict[int, int]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _step(step: dict[str, Any], tokens: dict[str, Any] | None) -> dict[str, Any]
     extra = {key: value for key, value in json.loads(step["extra"] or "{}").items() if key != "created"}
     calls = json.loads(step["tool_calls"] or "null")
     context = json.loads(step["context"])
-    told = {
+    outcome = {
         "state": step["state"],
         "context": context or None,
         "action": step["action"] or None,
@@ -188,7 +188,7 @@ def _step(step: dict[str, Any], tokens: dict[str, Any] | None) -> dict[str, Any]
         "trainable": None if step["trainable"] else False,
         "extra": extra,
     }
-    return _short(told | ({} if tokens is None else {"tokens": _tokens(tokens)}))
+    return _short(outcome | ({} if tokens is None else {"tokens": _tokens(tokens)}))
 
 
 def _tokens(tokens: dict[str, Any]) -> dict[str, Any]:
@@ -204,8 +204,8 @@ def _decoded(ids: list[int]) -> str:
     return "".join("~" if token == EOS else chr(token - 3) for token in ids)
 
 
-def _short(told: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in told.items() if value is not None}
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if value is not None}
 
 
 def golden_text(lk: lake.Lake, name: str) -> str:

@@ -39,7 +39,7 @@ POSITION = State(optimizer_step=3, epoch=0, plan_hash="0123456789abc", snapshot=
 def backend_of(ranks: Ranks, *, seed: int = 0, lora: bool = False, **policy: Any) -> PolicyBackend:
     """The same random model on one device, or sharded over ranks."""
     model = random_model(seed)
-    made = PackedPolicy(model, **policy)
+    policy_made = PackedPolicy(model, **policy)
     if lora:
         add_adapters(model, LoRAConfig(rank=2), seed=1)
         torch.manual_seed(2)
@@ -47,7 +47,7 @@ def backend_of(ranks: Ranks, *, seed: int = 0, lora: bool = False, **policy: Any
             if ".lora_B." in name:
                 torch.nn.init.normal_(parameter, std=0.1)
     options = OptimizerConfig(weight_decay=0.1)
-    return Sharded(made, options, ranks) if ranks.joined else SingleDevice(made, options)
+    return Sharded(policy_made, options, ranks) if ranks.joined else SingleDevice(policy_made, options)
 
 
 def planned(uri: str, settings: TrainConfig) -> tuple[Any, Plan]:
@@ -76,8 +76,8 @@ def gradients_of_steps(ranks: Ranks, uri: str, cases: list[tuple[str, dict[str, 
 
 def gradient(backend: PolicyBackend) -> Arrays:
     """The accumulated gradient, whole, on rank 0."""
-    found = {name: p.grad for name, p in backend.policy.model.named_parameters() if p.grad is not None}
-    return arrays(backend._gather_tensors(found))
+    gradients = {name: p.grad for name, p in backend.policy.model.named_parameters() if p.grad is not None}
+    return arrays(backend._gather_tensors(gradients))
 
 
 def arrays(tensors: dict[str, torch.Tensor]) -> Arrays:
@@ -162,7 +162,7 @@ def refused(ranks: Ranks, folder: str, policy: dict[str, Any]) -> str | None:
     return None
 
 
-def made(ranks: Ranks, folder: str, fields: dict[str, Any]) -> tuple[str, Arrays, Any]:
+def make_both(ranks: Ranks, folder: str, fields: dict[str, Any]) -> tuple[str, Arrays, Any]:
     """What `make_backend` and `make_reference` make of a model that rank 0 alone may read.
 
     Returns:
@@ -207,8 +207,8 @@ def two_passes(ranks: Ranks, folder: str) -> tuple[Arrays, dict[str, float]]:
     """The gradient of a loss with statistics and a reference; there is one micro-batch for four ranks too few."""
     settings = config("sft", model=folder, reference=folder)
     backend = make_backend(settings, ranks)
-    whole = [random_batch([9, 4, 7], seed) for seed in range(3)]
-    mine = [whole[number] for number in range(ranks.rank, 3, ranks.world_size)]
+    batches = [random_batch([9, 4, 7], seed) for seed in range(3)]
+    mine = [batches[number] for number in range(ranks.rank, 3, ranks.world_size)]
     rounds = -(-3 // ranks.world_size)
     mine += [dummy_batch()] * (rounds - len(mine))
     filled, statistics = fill_batches(backend, make_reference(settings, ranks), CENTRED, mine)
@@ -220,11 +220,11 @@ def two_passes(ranks: Ranks, folder: str) -> tuple[Arrays, dict[str, float]]:
 def dummy_batch() -> Any:
     """What a rank gets that has no micro-batch left."""
     batch = random_batch([2], 1)
-    one = torch.zeros(1, dtype=torch.int64)
+    total = torch.zeros(1, dtype=torch.int64)
     return replace(
         batch,
-        predictor_N=one,
-        target_N=one,
+        predictor_N=total,
+        target_N=total,
         weight_N=torch.zeros(1),
         advantages_N=None,
         behaviour_logprobs_N=None,

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes, which are processes of this machine, in a process of its own.
+"""A Ray cluster of several nodes, which are processes of this machine, in its own process.
 
 `from testkit.ray_cluster import ray_cluster` gives a test module one: a node of a core that can isolate user code
 fully, and one that cannot: there the filter of system calls hears of a processor that it is not written for. The head
@@ -34,7 +34,7 @@ platform.machine = weak
 
 @dataclass
 class RayCluster:
-    """How to reach it, and what it can be told."""
+    """How to reach it, and which orders it takes."""
 
     address: str
     _process: subprocess.Popen[str]

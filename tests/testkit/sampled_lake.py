@@ -1,4 +1,4 @@
-"""Lakes whose tokens were really sampled by a small model, in a game of which the returns are known.
+"""Lakes whose tokens were really sampled by a small model, in a game with known returns.
 
 A task is a seed: it fixes the context of each turn. An action is a few tokens; the reward of a turn is 1 if the sum of
 its token ids is divisible by 3, and the game ends early if the first token's id is divisible by 7.
@@ -141,7 +141,7 @@ def one_by_one(model: Path, lk: Lake, *, entropies: bool = False) -> dict[tuple[
     from transformers import AutoModelForCausalLM
 
     policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    found: dict[tuple[int, int], list[float]] = {}
+    returns: dict[tuple[int, int], list[float]] = {}
     tokens = lk.scan("tokens").sort("episode_id", "step_index").collect()
     for (episode_id,), rows in tokens.group_by("episode_id", maintain_order=True):
         ids: list[int] = []
@@ -154,9 +154,9 @@ def one_by_one(model: Path, lk: Lake, *, entropies: bool = False) -> dict[tuple[
             at += row["n_context"]
             temperature = row["temperature"] if row["temperature"] else 1.0
             scaled = (logits_TV / temperature).log_softmax(-1)
-            found[episode_id, row["step_index"]] = [
+            returns[episode_id, row["step_index"]] = [
                 float(torch.special.entr(scaled[at + n - 1].exp()).sum() if entropies else scaled[at + n - 1, token])
                 for n, token in enumerate(row["action_ids"])
             ]
             at += row["n_action"]
-    return found
+    return returns

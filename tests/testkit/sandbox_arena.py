@@ -2,7 +2,7 @@
 
     python sandbox_arena.py FOLDER LEVEL
 
-A program of its own, so that it can run as another user: whoever starts it is the user who is attacked.
+A separate program, so that it can run as another user: the one that starts it is the user who is attacked.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ KILLERS = ("kill parent", "signal by a pipe")
 
 
 class Arena:
-    """What there is to attack: files, listeners, this process, and another one of the same user."""
+    """Targets of attacks: files, listeners, this process, and another one of the same user."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Arena:
     def _new_victim() -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
-    def told(self, name: str) -> dict[str, Any]:
+    def arguments_of(self, name: str) -> dict[str, Any]:
         """Arguments of the reward function."""
         where = {"folder": str(self.folder), "port": self.port, "victim": self.victim.pid, "parent": os.getpid()}
         where["address"] = ctypes.addressof(self.memory)
@@ -66,50 +66,50 @@ class Arena:
         Args:
             patience: seconds to wait for the death of the victim.
         """
-        found = []
+        attacks_run = []
         for name in ("written", "big", "rewards/written"):
             if (self.folder / name).exists():
                 (self.folder / name).unlink()
-                found.append(name)
+                attacks_run.append(name)
         if not (doomed := self.folder / "doomed").exists():
             doomed.touch()
-            found.append("doomed")
+            attacks_run.append("doomed")
         if self.path.read_bytes() != self.code:
             self.path.write_bytes(self.code)
-            found.append("attacks.py")
+            attacks_run.append("attacks.py")
         if os.getpriority(os.PRIO_PROCESS, self.victim.pid) != os.getpriority(os.PRIO_PROCESS, 0):
-            found.append("slow victim")
+            attacks_run.append("slow victim")
         try:
             self.victim.wait(patience)
         except subprocess.TimeoutExpired:
             pass
         else:
-            found.append("dead victim")
-        if found:
+            attacks_run.append("dead victim")
+        if attacks_run:
             self.end()
             self.victim = self._new_victim()
-        return found
+        return attacks_run
 
     def end(self) -> None:
         self.victim.kill()
         self.victim.communicate()
 
 
-def in_the_open(function: Callable[..., Any], told: dict[str, Any]) -> dict[str, Any]:
+def in_the_open(function: Callable[..., Any], orders: dict[str, Any]) -> dict[str, Any]:
     """The attack in a plain child of this process."""
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
         try:
-            found = {"got": function(**told)["got"]}
+            outcome = {"got": function(**orders)["got"]}
         except BaseException as error:
-            found = {"error": repr(error)}
-        os.write(writer, json.dumps(found).encode())
+            outcome = {"error": repr(error)}
+        os.write(writer, json.dumps(outcome).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
-        found = json.loads(file.read() or b'{"error": "died"}')
+        outcome = json.loads(file.read() or b'{"error": "died"}')
     os.waitpid(pid, 0)
-    return found
+    return outcome
 
 
 def main() -> None:
@@ -121,16 +121,16 @@ def main() -> None:
         arena = Arena(folder, stack)
         attack = runpy.run_path(str(arena.path))["attack"]
         for name in sandbox_attacks.NAMES:
-            opened = in_the_open(attack, arena.told(name))
+            opened = in_the_open(attack, arena.arguments_of(name))
             results[name] = {"open": opened, "open_traces": arena.traces(5 if name in KILLERS else 0)}
         limits = SandboxLimits(max_level=level, min_level=level, seconds_per_row=5)  # type: ignore[arg-type]
         sandbox = stack.enter_context(Sandbox(FunctionSource(str(arena.path), "attack"), limits))
         for name in sandbox_attacks.NAMES:
             # One call each, so that what one leaves behind is not laid at the next one's door.
-            (outcome,) = sandbox.call([arena.told(name)])
-            found = {"kind": outcome.kind, "error": outcome.error, "value": outcome.value}
-            results[name] |= found | {"traces": arena.traces(0.2 if name in KILLERS else 0)}
-        (peace,) = sandbox.call([arena.told(sandbox_attacks.PEACE)])
+            (outcome,) = sandbox.call([arena.arguments_of(name)])
+            outcome_fields = {"kind": outcome.kind, "error": outcome.error, "value": outcome.value}
+            results[name] |= outcome_fields | {"traces": arena.traces(0.2 if name in KILLERS else 0)}
+        (peace,) = sandbox.call([arena.arguments_of(sandbox_attacks.PEACE)])
         print(json.dumps({"user": os.getuid(), "level": sandbox.level, "peace": peace.value, "results": results}))
         arena.end()
 

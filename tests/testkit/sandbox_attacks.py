@@ -1,4 +1,4 @@
-"""Attacks of a reward function on whoever runs it. Each returns what it got, and is harmless by its scope.
+"""Attacks of a reward function on anyone who runs it. Each returns what it got, and is harmless by its scope.
 
 `attack` is a reward function: the tests run it in an open process first, where it works, and in the sandbox then.
 """
@@ -42,7 +42,7 @@ def _write(path: str, data: bytes = b"x") -> int:
 
 
 def _fork() -> int:
-    """Three processes, each of which ends at once."""
+    """Three processes that end at once."""
     pids = []
     for _ in range(3):
         if (pid := os.fork()) == 0:
@@ -53,8 +53,8 @@ def _fork() -> int:
 
 def _shared_memory() -> int:
     """Two GiB that RLIMIT_DATA does not count; never touched."""
-    found = _libc.mmap(None, 2 << 30, 3, 0x21, -1, 0)
-    if found == ctypes.c_void_p(-1).value:
+    address = _libc.mmap(None, 2 << 30, 3, 0x21, -1, 0)
+    if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap")
     return 2 << 30
 

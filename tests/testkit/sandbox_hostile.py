@@ -1,6 +1,6 @@
-"""Reward functions nobody would wish for: they cheat, break things, hang, and die, as their message says.
+"""Reward functions no one would wish for: they cheat, break things, hang, and die, as their message says.
 
-Copied into a folder of their own by the tests, so that nothing here is importable beside them.
+The tests copy them into another folder, so that nothing here is importable next to them.
 """
 
 import _thread
@@ -72,16 +72,16 @@ def _forge(rows: int, body: bytes, length: int | None = None) -> float:
 
 
 def _deep(depth: int) -> list[Any]:
-    found: list[Any] = []
+    nested: list[Any] = []
     for _ in range(depth):
-        found = [found]
-    return found
+        nested = [nested]
+    return nested
 
 
 def _cyclic() -> dict[str, Any]:
-    found: dict[str, Any] = {"score": 1.0}
-    found["self"] = found
-    return found
+    reply: dict[str, Any] = {"score": 1.0}
+    reply["self"] = reply
+    return reply
 
 
 def _recurse(depth: int) -> int:
@@ -155,7 +155,7 @@ def _hoard() -> float:
 
 
 class _LateError(Exception):
-    """What a call has left behind raises in whatever is called then."""
+    """What a call has left behind raises in the next call."""
 
 
 def _raise_late(*_: Any) -> None:
@@ -318,11 +318,11 @@ def hostile(messages: list[dict[str, str]], **arguments: Any) -> Any:
     text = messages[0]["content"]
     messages.clear()
     arguments.clear()
-    if found := re.fullmatch(r"good (\S+)", text):
-        return float(found[1])
-    if found := re.fullmatch(r"patient (\S+)", text):
+    if match := re.fullmatch(r"good (\S+)", text):
+        return float(match[1])
+    if match := re.fullmatch(r"patient (\S+)", text):
         clean, until = _is_clean(), time.perf_counter() + 0.04
         while time.perf_counter() < until:
             pass
-        return float(found[1]) if clean else -1.0
+        return float(match[1]) if clean else -1.0
     return (DEEDS | LEFT_BEHIND | OWN_FAULT)[text]()

@@ -25,12 +25,12 @@ def conversation(
     for n in range(turns):
         answer = answers[n - 1] if 0 < n <= len(answers) else f"result {n - 1}"
         call = {"id": f"c{n}", "type": "function", "function": {"name": "look", "arguments": f'{{"n": {n}}}'}}
-        told = [{"role": "tool", "tool_call_id": f"c{n - 1}", "content": answer}]
+        messages = [{"role": "tool", "tool_call_id": f"c{n - 1}", "content": answer}]
         steps.append(
             StepRecord(
                 state=answer if n else f"{task}?",
                 state_role="tool" if n else "user",
-                context=told if n else [],
+                context=messages if n else [],
                 action="" if n < turns - 1 else f"done with {task}.{index}",
                 tool_calls=[call] if n < turns - 1 else None,
                 reward=float(n),

@@ -16,11 +16,11 @@ Score = tuple[int, int | None]
 
 def inputs(scorer: Scorer, episodes: Sequence[Row], **tables: Sequence[Row]) -> ScorerInputs:
     """What a scorer reads, columns that a row does not name being NULL."""
-    given: dict[str, Sequence[Row]] = {"episodes": episodes, **tables}
+    tables_given: dict[str, Sequence[Row]] = {"episodes": episodes, **tables}
     frames = {}
     for name, columns in scorer.reads().tables().items():
         schema = TABLES[name].polars()
-        rows = [[row.get(column) for column in columns] for row in given.get(name, ())]
+        rows = [[row.get(column) for column in columns] for row in tables_given.get(name, ())]
         frames[name] = pl.DataFrame(rows, schema={column: schema[column] for column in columns}, orient="row")
     return ScorerInputs(**frames)
 
@@ -33,11 +33,11 @@ def scored(scorer: Scorer, episodes: Sequence[Row], **tables: Sequence[Row]) -> 
 
 
 def assert_sound(frame: pl.DataFrame, episode_ids: Sequence[int]) -> None:
-    whole = frame.filter(pl.col("step_index").is_null())
-    assert whole["episode_id"].to_list() == list(episode_ids)
+    episode_rows = frame.filter(pl.col("step_index").is_null())
+    assert episode_rows["episode_id"].to_list() == list(episode_ids)
     assert not frame.select("episode_id", "step_index").is_duplicated().any()
-    known, unknown = (frame.filter(pl.col("value").is_not_null() == is_known) for is_known in (True, False))
-    assert known["error"].is_null().all(), frame
+    rows_known, unknown = (frame.filter(pl.col("value").is_not_null() == is_known) for is_known in (True, False))
+    assert rows_known["error"].is_null().all(), frame
     assert unknown.filter(pl.coalesce("error", "reason").is_null()).is_empty(), frame
     assert frame["value"].is_finite().all()
     assert all(isinstance(json.loads(text), dict) for text in frame["metrics"].drop_nulls())
@@ -49,7 +49,7 @@ def values(frame: pl.DataFrame) -> dict[Score, float | None]:
     return {(episode, step): value for episode, step, value in rows}
 
 
-def one(scorer: Scorer, episode: Row | None = None, **tables: Sequence[Row]) -> float | None:
+def score_episode(scorer: Scorer, episode: Row | None = None, **tables: Sequence[Row]) -> float | None:
     """The score of a single episode."""
     return values(scored(scorer, [{"episode_id": 1, **(episode or {})}], **tables))[1, None]
 
@@ -65,8 +65,8 @@ def reason(scorer: Scorer, episode: Row | None = None, **tables: Sequence[Row]) 
 
 
 def _text(column: str, frame: pl.DataFrame) -> str | None:
-    found: str | None = frame.filter(pl.col("step_index").is_null())[column].item()
-    return found
+    text: str | None = frame.filter(pl.col("step_index").is_null())[column].item()
+    return text
 
 
 def says(*actions: str, **fields: Any) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def says(*actions: str, **fields: Any) -> list[dict[str, Any]]:
 
 
 def tool_step(index: int, calls: Any, context: Any = (), episode: int = 1, **fields: Any) -> dict[str, Any]:
-    """A step that calls tools after it has been told the messages of its context."""
+    """A step that calls tools after it got the messages of its context."""
     texts = [value if isinstance(value, str) or value is None else json.dumps(value) for value in (calls, context)]
     keys = {"episode_id": episode, "step_index": index, "is_active": True, "action": ""}
     return keys | {"tool_calls": texts[0], "context": texts[1] if texts[1] is not None else "[]"} | fields

@@ -23,8 +23,8 @@ SPACES += "\u205f\u3000"
 
 
 def mean(numbers: Sequence[float | None]) -> float | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) / len(known) if known and len(known) == len(numbers) else None
+    numbers_known = [number for number in numbers if number is not None]
+    return sum(numbers_known) / len(numbers_known) if numbers_known and len(numbers_known) == len(numbers) else None
 
 
 def split(text: str) -> list[str]:
@@ -65,13 +65,13 @@ def truths(ground_truth: str | None, path: str = "") -> list[str]:
             value = value[int(key)] if isinstance(value, list) else value[key]
         except (KeyError, IndexError, TypeError, ValueError):
             return []
-    found = []
+    rows_out = []
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, str):
-            found.append(part)
+            rows_out.append(part)
         elif part is not None and not isinstance(part, (list, dict)):
-            found.append(json.dumps(part))
-    return found
+            rows_out.append(json.dumps(part))
+    return rows_out
 
 
 def normalised(text: str, options: Row) -> str:
@@ -97,11 +97,11 @@ def as_number(text: str) -> float | None:
 
 def exact_match(episode: Row, steps: list[Row], config: Row) -> Values:
     answer = final_answer(steps, config["answer"])
-    known = [
+    pairs_known = [
         (text, normalised(text, config["normalise"])) for text in truths(episode["ground_truth"], config["truth_path"])
     ]
-    known = [(text, plain) for text, plain in known if plain]
-    if answer is None or not known:
+    pairs_known = [(text, plain) for text, plain in pairs_known if plain]
+    if answer is None or not pairs_known:
         return {
             None: config["no_answer"]
             if answer is None and truths(episode["ground_truth"], config["truth_path"])
@@ -109,7 +109,7 @@ def exact_match(episode: Row, steps: list[Row], config: Row) -> Values:
         }
     plain_answer = normalised(answer, config["normalise"])
     verdicts = []
-    for text, plain in known:
+    for text, plain in pairs_known:
         verdict = plain in plain_answer if config["mode"] == "contains" else plain == plain_answer
         if config["numbers"] and config["mode"] == "equals":
             x, y = as_number(answer), as_number(text)
@@ -118,9 +118,9 @@ def exact_match(episode: Row, steps: list[Row], config: Row) -> Values:
     return {None: float(all(verdicts) if config["require"] == "all" else any(verdicts))}
 
 
-def jaccard(one: Iterable[str], other: Iterable[str]) -> float:
-    both, either = set(one) & set(other), set(one) | set(other)
-    return len(both) / len(either) if either else 0.0
+def jaccard(first: Iterable[str], second: Iterable[str]) -> float:
+    intersection, either = set(first) & set(second), set(first) | set(second)
+    return len(intersection) / len(either) if either else 0.0
 
 
 def similarity(a: str, b: str, measure: str) -> float:
@@ -137,10 +137,10 @@ def similarity(a: str, b: str, measure: str) -> float:
 
 def fuzzy_match(episode: Row, steps: list[Row], config: Row) -> Values:
     answer = final_answer(steps, config["answer"])
-    told = truths(episode["ground_truth"], config["truth_path"])
-    plain = [text for text in (normalised(text, config["normalise"]) for text in told) if text]
+    expected_truths = truths(episode["ground_truth"], config["truth_path"])
+    plain = [text for text in (normalised(text, config["normalise"]) for text in expected_truths) if text]
     if answer is None or not plain:
-        return {None: config["no_answer"] if answer is None and told else None}
+        return {None: config["no_answer"] if answer is None and expected_truths else None}
     a = normalised(answer, config["normalise"])
     if config["measure"] == "difflib" and max(map(len, [a, *plain])) > config["max_characters"]:
         return {None: None}
@@ -190,30 +190,32 @@ def tool_reward(tool: str, message: Row | None, null_result: float | None = -0.5
 def tool_success(episode: Row, steps: list[Row]) -> Values:
     ordered = sorted(steps, key=lambda row: row["step_index"])
     rewards: list[float | None] = []
-    found: Values = {}
-    for place, step in enumerate(ordered):
+    scores: Values = {}
+    for index, step in enumerate(ordered):
         if step.get("is_active") is False or not step["tool_calls"]:
             continue
-        after = ordered[place + 1]["context"] if place + 1 < len(ordered) else episode["final_observation"]
+        after = ordered[index + 1]["context"] if index + 1 < len(ordered) else episode["final_observation"]
         messages = [message for message in json.loads(after or "[]") if message.get("role") == "tool"]
-        taken = []
+        matches = []
         for call in json.loads(step["tool_calls"]):
             match = next(
                 (m for m in messages if m.get("tool_call_id") is not None and m["tool_call_id"] == call["id"]), None
             )
             if match is not None:
                 messages.remove(match)
-            taken.append(match)
+            matches.append(match)
         nameless = [message for message in messages if message.get("tool_call_id") is None]
-        for position, match in enumerate(taken):
+        for position, match in enumerate(matches):
             if match is None and nameless:
-                taken[position] = nameless.pop(0)
+                matches[position] = nameless.pop(0)
         calls = json.loads(step["tool_calls"])
-        own = [tool_reward(call["function"]["name"], match) for call, match in zip(calls, taken, strict=True)]
-        if own:
-            found[step["step_index"]] = mean(own)
-        rewards += own
-    return {None: mean(rewards)} | found
+        call_rewards = [
+            tool_reward(call["function"]["name"], match) for call, match in zip(calls, matches, strict=True)
+        ]
+        if call_rewards:
+            scores[step["step_index"]] = mean(call_rewards)
+        rewards += call_rewards
+    return {None: mean(rewards)} | scores
 
 
 # ---------------------------------------------------------------- MassGen
@@ -243,14 +245,14 @@ def depth(answer: str) -> float:
 
 
 def answer_quality(episode: Row, steps: list[Row], *, reference: bool, no_answer: float | None = None) -> Values:
-    answer, told = final_answer(steps), truths(episode["ground_truth"])
-    if reference and not told:
+    answer, expected_truths = final_answer(steps), truths(episode["ground_truth"])
+    if reference and not expected_truths:
         return {None: None}
     if answer is None:
         return {None: no_answer}
     value = 0.3 * structure(answer) + 0.4 * depth(answer)
     if reference:
-        value += 0.3 * max(jaccard(split(answer.lower()), split(text.lower())) for text in told)
+        value += 0.3 * max(jaccard(split(answer.lower()), split(text.lower())) for text in expected_truths)
     return {None: value}
 
 
@@ -277,13 +279,13 @@ def voting(spans: list[Row]) -> Values:
     def reward(voted_for: str) -> float | None:
         return None if winner is None else 1.0 if voted_for == winner else -0.5
 
-    found: Values = {None: mean([reward(name) for name in final.values()])}
+    scores: Values = {None: mean([reward(name) for name in final.values()])}
     by_step: dict[int, list[float | None]] = {}
     for span in spans:
         attributes = json.loads(span["attributes"])
         if attributes["action_type"] == "vote" and span["step_index"] is not None:
             by_step.setdefault(span["step_index"], []).append(reward(attributes["action_data"]["voted_for"]))
-    return found | {step: mean(rewards) for step, rewards in by_step.items()}
+    return scores | {step: mean(rewards) for step, rewards in by_step.items()}
 
 
 def coordination(episode: Row, spans: list[Row], quality: float, *, assumes: bool = False) -> Values:
@@ -335,8 +337,8 @@ def length(steps: list[Row], config: Row) -> Values:
     counts = {step["step_index"]: count(step["action"]) for step in ours(steps)}
     if config["of"] == "episode":
         return {None: overlong(sum(counts.values()), config) if counts else None}
-    found: Values = {step: overlong(number, config) for step, number in counts.items()}
-    return {None: mean(list(found.values()))} | found
+    scores: Values = {step: overlong(number, config) for step, number in counts.items()}
+    return {None: mean(list(scores.values()))} | scores
 
 
 def is_json(text: str) -> bool:
@@ -365,13 +367,13 @@ def has_tags(text: str, tags: Sequence[str], *, only: bool) -> bool:
 
 
 def kl_in_reward(steps: list[Row], ratios: dict[int, float | None], beta: float) -> Values:
-    found: Values = {}
+    scores: Values = {}
     for step in ours(steps):
         if step.get("trainable") is not False:
             ratio = ratios.get(step["step_index"])
-            found[step["step_index"]] = None if ratio is None else beta * ratio
-    known = [value for value in found.values() if value is not None]
-    return {None: math.fsum(known) if found and len(known) == len(found) else None} | found
+            scores[step["step_index"]] = None if ratio is None else beta * ratio
+    values_known = [value for value in scores.values() if value is not None]
+    return {None: math.fsum(values_known) if scores and len(values_known) == len(scores) else None} | scores
 
 
 def rubric_terms(written: list[str], true: list[str], questions: int, config: Row) -> float:
@@ -384,8 +386,8 @@ def rubric_terms(written: list[str], true: list[str], questions: int, config: Ro
     excess = max(0, questions - config["max_questions"])
     efficiency = -min(1.0, excess / max(1, config["max_questions"]))
     alike = [
-        any(jaccard(split(own.lower()), split(other.lower())) >= config["threshold"] for own in written)
-        for other in true
+        any(jaccard(split(line.lower()), split(criterion.lower())) >= config["threshold"] for line in written)
+        for criterion in true
     ]
     return quality + efficiency + sum(alike) / len(alike)
 
@@ -394,8 +396,8 @@ def rubric_terms(written: list[str], true: list[str], questions: int, config: Ro
 
 
 def weighted(scores: Sequence[float | None], weights: Sequence[float], *, renormalise: bool) -> float | None:
-    known = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
-    if not known or (len(known) < len(scores) and not renormalise):
+    pairs_known = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
+    if not pairs_known or (len(pairs_known) < len(scores) and not renormalise):
         return None
-    total = sum(score * weight for score, weight in known)
-    return total * sum(weights) / sum(weight for _, weight in known)
+    total = sum(score * weight for score, weight in pairs_known)
+    return total * sum(weights) / sum(weight for _, weight in pairs_known)

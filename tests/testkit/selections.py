@@ -96,9 +96,9 @@ def _credited(episodes: list[Row]) -> bool:
 
 def pairs(drops: pl.DataFrame) -> Drops:
     """The rows a filter dropped."""
-    found = drops.select("episode_id", "step_index").rows()
-    assert len(found) == len(set(found)), "a filter dropped a row twice"
-    return set(found)
+    pairs = drops.select("episode_id", "step_index").rows()
+    assert len(pairs) == len(set(pairs)), "a filter dropped a row twice"
+    return set(pairs)
 
 
 # ---------------------------------------------------------------- the obvious filters
@@ -110,13 +110,13 @@ def expected_drops(part: Filter, episodes: list[Row], steps: list[Row]) -> Drops
 
 
 def _by(rows: Iterable[Row], *names: str) -> list[list[Row]]:
-    found: dict[Any, list[Row]] = defaultdict(list)
+    groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
-        found[tuple(row[name] for name in names)].append(row)
-    return list(found.values())
+        groups[tuple(row[name] for name in names)].append(row)
+    return list(groups.values())
 
 
-def _whole(rows: Iterable[Row]) -> Drops:
+def _drop_episodes(rows: Iterable[Row]) -> Drops:
     return {(row["episode_id"], None) for row in rows}
 
 
@@ -125,18 +125,18 @@ def _dead_groups(part: DeadGroups, episodes: list[Row], _: list[Row]) -> Drops:
     for members in _by(episodes, "group_id"):
         scored = [row for row in members if row["score"] is not None]
         if part.unknown == "drop":
-            drops |= _whole(row for row in members if row["score"] is None)
+            drops |= _drop_episodes(row for row in members if row["score"] is None)
         values = [row["score"] for row in scored]
         is_dead = len(values) >= 2 and max(values) - min(values) <= 1e-9 * max(1, abs(max(values)))
         if is_dead or (len(values) == 1 and part.singletons == "drop"):
-            drops |= _whole(members)
+            drops |= _drop_episodes(members)
     return drops
 
 
 def _min_reward(part: MinReward, episodes: list[Row], _: list[Row]) -> Drops:
     low = (row for row in episodes if row["score"] is not None and row["score"] < part.at_least)
     unscored = (row for row in episodes if row["score"] is None and part.unknown == "drop")
-    return _whole(low) | _whole(unscored)
+    return _drop_episodes(low) | _drop_episodes(unscored)
 
 
 def _diversity(part: Diversity, episodes: list[Row], _: list[Row]) -> Drops:
@@ -144,7 +144,7 @@ def _diversity(part: Diversity, episodes: list[Row], _: list[Row]) -> Drops:
     for members in _by(episodes, "group_id"):
         distinct = len({row["actions"] for row in members})
         if distinct < part.min_distinct or distinct < part.min_share * len(members):
-            drops |= _whole(members)
+            drops |= _drop_episodes(members)
     return drops
 
 
@@ -162,29 +162,29 @@ def _length(part: Length, episodes: list[Row], steps: list[Row]) -> Drops:
             or (limited and tokens is None and part.unknown == "drop")
             or (tokens is not None and outside(tokens, part.min_tokens, part.max_tokens))
         ):
-            drops |= _whole([row])
-    left = {row["episode_id"] for row in episodes} - {episode for episode, _ in drops}
+            drops |= _drop_episodes([row])
+    remaining = {row["episode_id"] for row in episodes} - {episode for episode, _ in drops}
     for step in steps:
         size = len(step["action"])
-        if step["episode_id"] in left and outside(size, part.min_action_characters, part.max_action_characters):
+        if step["episode_id"] in remaining and outside(size, part.min_action_characters, part.max_action_characters):
             drops.add((step["episode_id"], step["step_index"]))
     return drops
 
 
 def _over_long(part: OverLong, episodes: list[Row], steps: list[Row]) -> Drops:
     cut = [row for row in episodes if row["status"] == "truncated" and part.episodes == "drop"]
-    left = {row["episode_id"] for row in episodes} - {row["episode_id"] for row in cut}
-    return _whole(cut) | {
+    remaining = {row["episode_id"] for row in episodes} - {row["episode_id"] for row in cut}
+    return _drop_episodes(cut) | {
         (step["episode_id"], step["step_index"])
         for step in steps
-        if step["episode_id"] in left and step["finish_reason"] in part.finish_reasons
+        if step["episode_id"] in remaining and step["finish_reason"] in part.finish_reasons
     }
 
 
 def _staleness(part: Staleness, episodes: list[Row], _: list[Row]) -> Drops:
     def version(row: Row) -> int | None:
-        known = [row[name] for name in ("policy_version", "oldest_version") if row[name] is not None]
-        return min(known) if known else None
+        versions = [row[name] for name in ("policy_version", "oldest_version") if row[name] is not None]
+        return min(versions) if versions else None
 
     drops: Drops = set()
     scope = {"run": ("run_id",), "policy": ("policy",), "all": ()}[part.within]
@@ -194,7 +194,7 @@ def _staleness(part: Staleness, episodes: list[Row], _: list[Row]) -> Drops:
         for row in members:
             mine = version(row)
             if (mine is None and part.unknown == "drop") or (mine is not None and now - mine > part.max_behind):
-                drops |= _whole([row])
+                drops |= _drop_episodes([row])
     return drops
 
 
@@ -207,15 +207,15 @@ def _success_balance(part: SuccessBalance, episodes: list[Row], _: list[Row]) ->
     drops: Drops = set()
     for members in _by(episodes, "task_id"):
         if part.unknown == "drop":
-            drops |= _whole(row for row in members if row["score"] is None)
+            drops |= _drop_episodes(row for row in members if row["score"] is None)
         wins = [row for row in members if row["score"] is not None and row["score"] >= part.success]
         losses = [row for row in members if row["score"] is not None and row["score"] < part.success]
         if not wins or not losses:
-            drops |= _whole(wins + losses) if part.one_sided == "drop" else set()
+            drops |= _drop_episodes(wins + losses) if part.one_sided == "drop" else set()
             continue
-        for mine, others in ((wins, losses), (losses, wins)):
-            quota = max(1, math.floor(len(others) * part.max_ratio))
-            drops |= _whole(sorted(mine, key=lambda row: _lot(row, "success_balance", part.seed))[quota:])
+        for mine, opposite in ((wins, losses), (losses, wins)):
+            quota = max(1, math.floor(len(opposite) * part.max_ratio))
+            drops |= _drop_episodes(sorted(mine, key=lambda row: _lot(row, "success_balance", part.seed))[quota:])
     return drops
 
 
@@ -223,11 +223,11 @@ def _top_q(part: TopQ, episodes: list[Row], _: list[Row]) -> Drops:
     drops: Drops = set()
     for members in _by(episodes, "task_id"):
         if part.unknown == "drop":
-            drops |= _whole(row for row in members if row["score"] is None)
+            drops |= _drop_episodes(row for row in members if row["score"] is None)
         scored = [row for row in members if row["score"] is not None]
         scored.sort(key=lambda row: (-row["score"], *_lot(row, "top_q", part.seed)))
         quota = part.count if part.fraction is None else math.ceil(len(scored) * part.fraction - 1e-9)
-        drops |= _whole(scored[max(1, quota or 0) :])
+        drops |= _drop_episodes(scored[max(1, quota or 0) :])
     return drops
 
 
@@ -236,28 +236,32 @@ def _dedup(part: Dedup, episodes: list[Row], _: list[Row]) -> Drops:
     drops: Drops = set()
     for members in _by(episodes, part.by, *scope):
         if members[0][part.by] is not None:
-            drops |= _whole(sorted(members, key=lambda row: row["episode_id"])[1:])
+            drops |= _drop_episodes(sorted(members, key=lambda row: row["episode_id"])[1:])
     return drops
 
 
 def _status(part: Status, episodes: list[Row], _: list[Row]) -> Drops:
-    return _whole(row for row in episodes if row["status"] not in part.keep)
+    return _drop_episodes(row for row in episodes if row["status"] not in part.keep)
 
 
 def _combined(part: Combined, episodes: list[Row], steps: list[Row]) -> Drops:
-    found = [expected_drops(inner, episodes, steps) for inner in part.filters]
+    drops_of_filters = [expected_drops(inner, episodes, steps) for inner in part.filters]
 
     def dropped(drops: Drops, episode_id: int, step: int | None) -> bool:
         return (episode_id, None) in drops or (episode_id, step) in drops
 
     agree: Callable[[Iterable[bool]], bool] = any if part.keep == "all" else all
-    whole = {(row["episode_id"], None) for row in episodes if agree(dropped(d, row["episode_id"], None) for d in found)}
+    episodes_dropped = {
+        (row["episode_id"], None)
+        for row in episodes
+        if agree(dropped(d, row["episode_id"], None) for d in drops_of_filters)
+    }
     single = {
         (step["episode_id"], step["step_index"])
         for step in steps
-        if agree(dropped(d, step["episode_id"], step["step_index"]) for d in found)
+        if agree(dropped(d, step["episode_id"], step["step_index"]) for d in drops_of_filters)
     }
-    return whole | {key for key in single if (key[0], None) not in whole}
+    return episodes_dropped | {key for key in single if (key[0], None) not in episodes_dropped}
 
 
 _ORACLES: dict[type[Filter], Callable[[Any, list[Row], list[Row]], Drops]] = {

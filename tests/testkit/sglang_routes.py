@@ -54,16 +54,16 @@ class _Routes:
     async def update_weights_from_disk(self, request: web.Request) -> web.Response:
         body = await request.json()
         if "nowhere" in body["model_path"]:
-            said = {"success": False, "message": "Failed to get weights iterator", "num_paused_requests": 0}
-            return web.json_response(said, status=400)
+            answer = {"success": False, "message": "Failed to get weights iterator", "num_paused_requests": 0}
+            return web.json_response(answer, status=400)
         self.engine.weights, self.engine.version = body["model_path"], body["weight_version"]
         return web.json_response({"success": True, "message": "Succeeded to update", "num_paused_requests": 0})
 
     async def load_lora_adapter(self, request: web.Request) -> web.Response:
         body = await request.json()
         if body["lora_name"] in self.engine.adapters:
-            said = f"LoRA adapter with name {body['lora_name']} is already loaded"
-            return web.json_response({"success": False, "error_message": said}, status=400)
+            text = f"LoRA adapter with name {body['lora_name']} is already loaded"
+            return web.json_response({"success": False, "error_message": text}, status=400)
         self.engine.adapters[body["lora_name"]] = body["lora_path"]
         return web.json_response({"success": True, "error_message": ""})
 
@@ -79,21 +79,21 @@ class _Routes:
         if adapter is not None and adapter not in self.engine.adapters:
             return _refused(f"The following requested LoRA adapters are not loaded: {adapter}")
         answers = []
-        for prompt_ids, given in zip(body["input_ids"], body["sampling_params"], strict=True):
+        for prompt_ids, sampling in zip(body["input_ids"], body["sampling_params"], strict=True):
             if len(prompt_ids) >= self.engine.max_model_len:
                 most = self.engine.max_model_len
-                said = (
+                text = (
                     f"The input ({len(prompt_ids)} tokens) is longer than the model's context length ({most} tokens)."
                 )
-                return _refused(said)
+                return _refused(text)
             call = await self.engine.sample(
                 request.path,
                 body,
                 prompt_ids,
-                given.get("sampling_seed"),
+                sampling.get("sampling_seed"),
                 1,
-                max_tokens=given["max_new_tokens"],
-                temperature=given["temperature"],
+                max_tokens=sampling["max_new_tokens"],
+                temperature=sampling["temperature"],
             )
             answers.append(self._answer(body, prompt_ids, call.samples[0], request[WRONG]))
         if request[WRONG] == "shape":

@@ -86,8 +86,8 @@ def words(at: AppTest) -> str:
 
 def transcript(at: AppTest) -> dict[str, Any]:
     """What the page was given of the transcript that it shows (`viewer.transcript.component`)."""
-    (found,) = [e.proto for e in elements(at) if getattr(e.proto, "component_name", "") == "trajlake_transcript"]
-    return dict(json.loads(found.json))
+    (proto,) = [e.proto for e in elements(at) if getattr(e.proto, "component_name", "") == "trajlake_transcript"]
+    return dict(json.loads(proto.json))
 
 
 _TELLING_COLUMNS = {
@@ -136,18 +136,18 @@ class _Table(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         if tag == "th":
-            self.columns.append(str(given["data-column"]))
+            self.columns.append(str(attributes["data-column"]))
         elif tag == "tr" and self.columns:
             self.rows.append([])
             self.links.append(None)
-            self.opened.append(given.get("class") == "opened")
+            self.opened.append(attributes.get("class") == "opened")
         elif tag == "td":
             self.rows[-1].append("")
             self._is_cell = True
         elif tag == "a" and self._is_cell:
-            self.links[-1] = given["href"]
+            self.links[-1] = attributes["href"]
 
     def handle_endtag(self, tag: str) -> None:
         self._is_cell = self._is_cell and tag != "td"
@@ -158,10 +158,10 @@ class _Table(HTMLParser):
 
 
 def _table(at: AppTest, name: str) -> _Table:
-    """A table of the page; its columns tell which it is."""
+    """A table of the page; its columns identify it."""
     tables = [_Table(element.proto.body) for element in elements(at) if element.type == "html"]
-    (found,) = [table for table in tables if _TELLING_COLUMNS[name] <= set(table.columns)]
-    return found
+    (matching_table,) = [table for table in tables if _TELLING_COLUMNS[name] <= set(table.columns)]
+    return matching_table
 
 
 def column(at: AppTest, name: str, field: str) -> list[str]:
@@ -187,11 +187,11 @@ def opened(at: AppTest, name: str) -> list[int]:
 
 def facts(at: AppTest) -> dict[str, str]:
     """The figures that stand in lines on the page, by their labels."""
-    found = {}
+    facts = {}
     for element in elements(at):
         if element.type == "html" and element.proto.body.startswith('<dl class="trajlake-facts">'):
-            found |= dict(re.findall("<dt>(.*?)</dt> <dd>(.*?)</dd>", element.proto.body))
-    return {unescape(label): unescape(value) for label, value in found.items()}
+            facts |= dict(re.findall("<dt>(.*?)</dt> <dd>(.*?)</dd>", element.proto.body))
+    return {unescape(label): unescape(value) for label, value in facts.items()}
 
 
 def charts(at: AppTest) -> int:

@@ -24,7 +24,7 @@ World = Mapping[str, Mapping[str, str]]
 
 
 def game_rows(worlds: int, seed: int, *, counter: bool = False, errors: bool = False) -> list[Row]:
-    """The example's game; `truth` is the state, whatever the text says."""
+    """The example's game; `truth` is the state, no matter what the text says."""
     return [
         {
             "group_id": number // 8,
@@ -47,21 +47,21 @@ def walk_rows(
     rows = []
     for number in range(groups * siblings):
         rng = random.Random(f"{seed} {number}")
-        place, score = start or rng.choice(sorted(world)), float(rng.random() < 0.5)
+        room, score = start or rng.choice(sorted(world)), float(rng.random() < 0.5)
         for index in range(steps):
-            action = rng.choice(sorted(world[place]))
+            action = rng.choice(sorted(world[room]))
             rows.append(
                 {
                     "group_id": number // siblings,
                     "episode_id": number,
                     "step_index": index,
-                    "state": place,
+                    "state": room,
                     "action": action,
                     "episode_score": score,
-                    "truth": place,
+                    "truth": room,
                 }
             )
-            place = world[place][action]
+            room = world[room][action]
     return rows
 
 

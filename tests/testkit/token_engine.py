@@ -81,18 +81,18 @@ class Sample:
 
     def spans(self) -> list[tuple[str, int, int]]:
         """Version, first index, index behind the last."""
-        found: list[tuple[str, int, int]] = []
-        for place, version in enumerate(self.versions):
-            if found and found[-1][0] == version:
-                found[-1] = (version, found[-1][1], place + 1)
+        spans: list[tuple[str, int, int]] = []
+        for index, version in enumerate(self.versions):
+            if spans and spans[-1][0] == version:
+                spans[-1] = (version, spans[-1][1], index + 1)
             else:
-                found.append((version, place, place + 1))
-        return found
+                spans.append((version, index, index + 1))
+        return spans
 
 
-def logprob(ids: Sequence[int], place: int, weights: str, temperature: float = 1.0) -> float:
+def logprob(ids: Sequence[int], index: int, weights: str, temperature: float = 1.0) -> float:
     """What weights say of the token at a place, given those before it: any number that differs between them."""
-    key = f"{weights} {ids[place]} {place} {sum(ids[:place])}"
+    key = f"{weights} {ids[index]} {index} {sum(ids[:index])}"
     return -int.from_bytes(hashlib.blake2b(key.encode(), digest_size=2).digest()) / 8192 / (temperature or 1.0)
 
 
@@ -207,7 +207,7 @@ class TokenEngine:
             drawn = random.randrange(1 << 30) if seed is None else seed
             call.samples = list(
                 await asyncio.gather(
-                    *(self._one(prompt_ids, drawn * 1000 + index, **sampling) for index in range(count))
+                    *(self._sample_answer(prompt_ids, drawn * 1000 + index, **sampling) for index in range(count))
                 )
             )
         except asyncio.CancelledError:
@@ -218,7 +218,9 @@ class TokenEngine:
         call.is_answered = True
         return call
 
-    async def _one(self, prompt_ids: list[int], seed: int, *, max_tokens: int, temperature: float = 1.0) -> Sample:
+    async def _sample_answer(
+        self, prompt_ids: list[int], seed: int, *, max_tokens: int, temperature: float = 1.0
+    ) -> Sample:
         ids = self.answer(prompt_ids, 0 if temperature == 0 else seed, max_tokens)
         sample = Sample(finish_reason="stop" if ids and ids[-1] == self.end else "length")
         aborting = self._aborting
@@ -232,8 +234,8 @@ class TokenEngine:
                 break
             self.sampled += 1
             sample.ids.append(token)
-            known = [*prompt_ids, *sample.ids]
-            sample.logprobs.append(logprob(known, len(known) - 1, self.weights, temperature))
+            context = [*prompt_ids, *sample.ids]
+            sample.logprobs.append(logprob(context, len(context) - 1, self.weights, temperature))
             sample.versions.append(self.version)
         return sample
 
@@ -274,8 +276,8 @@ class TokenEngine:
         if fault.cut or fault.ends:
             return await _broken(request, is_cut=fault.cut)
         headers = {} if fault.retry_after is None else {"Retry-After": fault.retry_after}
-        said = {"error": {"message": f"refused with {fault.status}", "type": "ServerError", "code": fault.status}}
-        text = json.dumps(said) if fault.text is None else fault.text
+        error = {"error": {"message": f"refused with {fault.status}", "type": "ServerError", "code": fault.status}}
+        text = json.dumps(error) if fault.text is None else fault.text
         return web.Response(status=fault.status or 500, text=text, headers=headers, content_type="application/json")
 
     def _fault_of(self, request: web.Request) -> Fault | None:
@@ -326,7 +328,7 @@ async def _broken(request: web.Request, *, is_cut: bool) -> web.StreamResponse:
 
 @contextmanager
 def token_engine(engine: TokenEngine | None = None) -> Iterator[TokenEngine]:
-    """A running engine, on a port of its own, in a thread."""
+    """A running engine, on its own port, in a thread."""
     engine = engine or TokenEngine()
     loop = engine._loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -82,8 +82,8 @@ def random_batch(lengths: Sequence[int], seed: int = 0, *, temperature: float | 
 
 
 def sequences_of(batch: PackedBatch) -> list[PackedBatch]:
-    """The same sequences, each in a batch of its own."""
-    parts = []
+    """The same sequences, each in its own batch."""
+    batches = []
     assert batch.unit_N is None, "units are numbered by `trainer.data.collate`"
     for low, high in zip(batch.boundaries[:-1], batch.boundaries[1:], strict=True):
         mine_N = (batch.predictor_N >= low) & (batch.predictor_N < high)
@@ -91,7 +91,7 @@ def sequences_of(batch: PackedBatch) -> list[PackedBatch]:
         def cut(value_N: Tensor | None, mine_N: Tensor = mine_N) -> Tensor | None:
             return None if value_N is None else value_N[mine_N]
 
-        parts.append(
+        batches.append(
             PackedBatch(
                 input_ids_T=batch.input_ids_T[low:high],
                 position_ids_T=batch.position_ids_T[low:high],
@@ -105,14 +105,14 @@ def sequences_of(batch: PackedBatch) -> list[PackedBatch]:
                 step_index_N=cut(batch.step_index_N),
             )
         )
-    return parts
+    return batches
 
 
 def gradients(backend: SingleDevice) -> dict[str, Tensor]:
     """The accumulated gradient, by parameter; cleared afterwards."""
-    found = {name: p.grad.clone() for name, p in backend.policy.model.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad.clone() for name, p in backend.policy.model.named_parameters() if p.grad is not None}
     backend.optimizer.zero_grad(set_to_none=True)
-    return found
+    return gradients
 
 
 def token_step(

@@ -73,8 +73,8 @@ def _become_rank(request: str) -> None:
 class _ForkedRank(subprocess.Popen[bytes]):
     """A process that waits already, as the `Popen` of a rank."""
 
-    def _execute_child(self, args: Any, *more: Any) -> None:
-        environment = more[5]
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        environment = rest[5]
         waiting = _Waiting.processes[int(environment["RANK"])]
         waiting.start(args[3:], environment)
         self.pid = waiting.pid

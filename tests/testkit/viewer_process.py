@@ -16,7 +16,7 @@ _ADDRESS = re.compile(r"http://\S+")
 
 
 def free_port() -> int:
-    """A port that nobody listened on just now."""
+    """A port that no one listened on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -37,13 +37,13 @@ def viewer(lake_uri: str, *options: str) -> Iterator[Viewer]:
     """A viewer that has printed its address; it is ended when the block is left."""
     command = ["view", "--lake", lake_uri, "--no-browser", "--port", str(free_port()), *options]
     process = Command(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-    said: list[str] = []
+    lines: list[str] = []
     printed = threading.Event()
 
     def listen() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line)
+            lines.append(line)
             if _ADDRESS.search(line):
                 printed.set()
         printed.set()
@@ -51,10 +51,10 @@ def viewer(lake_uri: str, *options: str) -> Iterator[Viewer]:
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     try:
-        assert printed.wait(_PATIENCE), "".join(said)
-        found = _ADDRESS.search("".join(said))
-        assert found, f"no address was printed: {''.join(said)}"
-        yield Viewer(process, found.group(), said)
+        assert printed.wait(_PATIENCE), "".join(lines)
+        match = _ADDRESS.search("".join(lines))
+        assert match, f"no address was printed: {''.join(lines)}"
+        yield Viewer(process, match.group(), lines)
     finally:
         process.terminate()
         try:

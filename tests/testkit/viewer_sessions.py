@@ -36,15 +36,15 @@ class Session:
         request.rerun_script.page_name = page
         request.rerun_script.query_string = query
         self._connection.send(request.SerializeToString())
-        said = []
+        texts = []
         while True:
             message = ForwardMsg()
             message.ParseFromString(self._connection.recv(PATIENCE))
             if message.WhichOneof("type") == "delta":
-                said.append(str(message.delta))
+                texts.append(str(message.delta))
             is_end = message.WhichOneof("type") == "script_finished"
             if is_end and message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
-                return "\n".join(said)
+                return "\n".join(texts)
 
 
 @contextmanager
@@ -54,6 +54,8 @@ def session(address: str) -> Iterator[Session]:
     Args:
         address: that the viewer printed.
     """
-    place = urlsplit(address)
-    with connect(f"ws://{place.netloc}/_stcore/stream", origin=address, max_size=None, open_timeout=PATIENCE) as opened:
+    parts_of_url = urlsplit(address)
+    with connect(
+        f"ws://{parts_of_url.netloc}/_stcore/stream", origin=address, max_size=None, open_timeout=PATIENCE
+    ) as opened:
         yield Session(opened)

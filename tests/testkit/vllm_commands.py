@@ -1,4 +1,4 @@
-"""Our commands as processes beside a real vLLM, and what its tokens must agree with: transformers, by version."""
+"""Our commands as processes next to a real vLLM, and what its tokens must agree with: transformers, by version."""
 
 import json
 import os
@@ -30,12 +30,12 @@ PATIENCE = 1800.0
 def wait_for(condition: Callable[[], Any], of: str, *processes: subprocess.Popen[str]) -> Any:
     """What a condition gives once it is true; fails if one of the processes ends before."""
     deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
+    while not (value_met := condition()):
         ended = [each.args for each in processes if each.poll() is not None]
         assert not ended, f"{ended} ended before {of}"
         assert time.monotonic() < deadline, of
         time.sleep(0.2)
-    return found
+    return value_met
 
 
 class Process:
@@ -62,9 +62,9 @@ class Process:
     def until_it_serves(self) -> str:
         """The URL of the engine, once it answers."""
         self.wait_until_it_says("serving")
-        found = re.search(r"http://127\.0\.0\.1:\d+", self.out.read_text())
-        assert found is not None
-        return found[0]
+        match = re.search(r"http://127\.0\.0\.1:\d+", self.out.read_text())
+        assert match is not None
+        return match[0]
 
     def kill(self) -> None:
         """Kill the command, if it still runs."""
@@ -100,10 +100,10 @@ def sampled_tokens(url: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:generation_tokens_total"))
 
 
-def wait_for_tokens(url: str, collecting: subprocess.Popen[str], wanted: int = 200) -> None:
+def wait_for_tokens(url: str, collecting: subprocess.Popen[str], expected: int = 200) -> None:
     """Until the engine has sampled so many more."""
     first = sampled_tokens(url)
-    wait_for(lambda: sampled_tokens(url) >= first + wanted, f"{wanted} tokens", collecting)
+    wait_for(lambda: sampled_tokens(url) >= first + expected, f"{expected} tokens", collecting)
 
 
 def trajlake(*words: object) -> str:
@@ -118,12 +118,12 @@ def differences(uri: str, folders: dict[int, Path]) -> tuple[dict[int, list[floa
         "SELECT episode_id, step_index, prefix_step_index, policy_version, version_spans, context_ids, action_ids, "
         "action_logprobs, provenance FROM tokens ORDER BY episode_id, step_index"
     )
-    whole: dict[int, list[tuple[list[int], list[tuple[int, int, float]]]]] = defaultdict(list)
+    sequences_by_version: dict[int, list[tuple[list[int], list[tuple[int, int, float]]]]] = defaultdict(list)
     for row in rows.iter_rows(named=True):
         assert row["provenance"] == "engine"
         if row["prefix_step_index"] is None:
-            whole[row["episode_id"]].append(([], []))
-        ids, sampled = whole[row["episode_id"]][-1]
+            sequences_by_version[row["episode_id"]].append(([], []))
+        ids, sampled = sequences_by_version[row["episode_id"]][-1]
         ids += row["context_ids"]
         spans = json.loads(row["version_spans"]) if row["version_spans"] else None
         spans = spans or [[row["policy_version"], 0, len(row["action_ids"]) - 1]]
@@ -132,15 +132,17 @@ def differences(uri: str, folders: dict[int, Path]) -> tuple[dict[int, list[floa
             sampled += [(len(ids) + at, version, row["action_logprobs"][at]) for at in range(first, last + 1)]
         ids += row["action_ids"]
     models = {version: load_model(folder).eval() for version, folder in folders.items()}
-    found: dict[int, list[float]] = defaultdict(list)
-    for sequences in whole.values():
+    differences: dict[int, list[float]] = defaultdict(list)
+    for sequences in sequences_by_version.values():
         for ids, sampled in sequences:
             ids_T = torch.tensor([ids])
             for version in {version for _, version, _ in sampled}:
                 with torch.no_grad():
                     logprobs_TV = models[version](ids_T).logits[0].float().log_softmax(-1)
-                found[version] += [
+                differences[version] += [
                     abs(value - float(logprobs_TV[at - 1, ids[at]])) for at, mine, value in sampled if mine == version
                 ]
-    mixed = sum(len({version for _, sampled in each for _, version, _ in sampled}) > 1 for each in whole.values())
-    return found, mixed
+    mixed = sum(
+        len({version for _, sampled in each for _, version, _ in sampled}) > 1 for each in sequences_by_version.values()
+    )
+    return differences, mixed

@@ -118,16 +118,16 @@ class _Routes:
             return _refused(404, f"The model `{model}` does not exist.")
         if len(prompt_ids) >= self.engine.max_model_len:
             most = self.engine.max_model_len
-            said = f"This model's maximum context length is {most} tokens, but the prompt has {len(prompt_ids)}."
-            return _refused(400, said)
+            message = f"This model's maximum context length is {most} tokens, but the prompt has {len(prompt_ids)}."
+            return _refused(400, message)
         return None
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
-        given = body["sampling_params"]
+        sampling = body["sampling_params"]
         if (refusal := self._refusal(body.get("model"), body["token_ids"])) is not None:
             return refusal
-        call = await self._sampled(request, body, body["token_ids"], given)
+        call = await self._sampled(request, body, body["token_ids"], sampling)
         choices = []
         for index, sample in enumerate(call.samples):
             content = [
@@ -135,7 +135,7 @@ class _Routes:
                 for token, value in zip(sample.ids, sample.logprobs, strict=True)
             ]
             choice = _choice(index, sample) | {
-                "logprobs": {"content": content} if given.get("logprobs") is not None else None,
+                "logprobs": {"content": content} if sampling.get("logprobs") is not None else None,
                 "weight_versions": [{"version": v, "start": a, "end": b} for v, a, b in sample.spans()] or None,
             }
             _spoil(request[WRONG], choice, content)
@@ -166,22 +166,22 @@ class _Routes:
             choices.append(choice)
         return _answered(request[WRONG], {"id": "cmpl-1", "object": "text_completion"}, choices, call)
 
-    def _of_prompt(self, prompt_ids: list[int], place: int) -> dict[str, Any]:
-        value = logprob(prompt_ids, place, self.engine.weights)
-        return {str(prompt_ids[place]): {"logprob": value, "rank": 1, "decoded_token": "?"}}
+    def _of_prompt(self, prompt_ids: list[int], index: int) -> dict[str, Any]:
+        value = logprob(prompt_ids, index, self.engine.weights)
+        return {str(prompt_ids[index]): {"logprob": value, "rank": 1, "decoded_token": "?"}}
 
     async def _sampled(
-        self, request: web.Request, body: dict[str, Any], prompt_ids: list[int], given: dict[str, Any]
+        self, request: web.Request, body: dict[str, Any], prompt_ids: list[int], sampling: dict[str, Any]
     ) -> Call:
         room = self.engine.max_model_len - len(prompt_ids)
         return await self.engine.sample(
             request.path,
             body,
             prompt_ids,
-            given.get("seed"),
-            given.get("n") or 1,
-            max_tokens=min(given.get("max_tokens") or 16, room),
-            temperature=given.get("temperature", 1.0),
+            sampling.get("seed"),
+            sampling.get("n") or 1,
+            max_tokens=min(sampling.get("max_tokens") or 16, room),
+            temperature=sampling.get("temperature", 1.0),
         )
 
 
@@ -219,5 +219,5 @@ def _answered(wrong: str | None, about: dict[str, Any], choices: list[dict[str, 
 
 
 def _refused(status: int, message: str) -> web.Response:
-    said = {"message": message, "type": "BadRequestError", "param": None, "code": status}
-    return web.json_response({"error": said}, status=status)
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
+    return web.json_response({"error": error}, status=status)

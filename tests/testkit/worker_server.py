@@ -3,11 +3,11 @@
 It has imported the module that they run, with what that needs, and called nothing of it: polars, DuckDB and delta-rs
 start their threads (pools of rayon and tokio) at the first call, and a fork knows only the thread that forked. After
 the imports there are allocator threads only, which prepare for forks. Measured: 400 forks that create a lake, record,
-run a credit job and query, none of which hung or failed. Workers are real processes, which a test may stop and kill
+run a credit job and query, and none hung or failed. Workers are real processes, which a test may stop and kill
 like any other.
 
 Requests come one at a time over a socket, each answered by one line of JSON: `run` starts a worker on the three file
-descriptors that come along, `wait` tells how one ended. The workers still running when the test goes are killed.
+descriptors that come along, `wait` returns how one ended. The workers still running when the test goes are killed.
 """
 
 import gc
@@ -82,11 +82,11 @@ def _become(main: Main, args: Sequence[str], descriptors: Sequence[int]) -> None
 
 def _ended(pid: int, *, block: bool) -> int | None:
     """The exit status of a worker, minus the signal that killed it; None while it runs."""
-    found, status = os.waitpid(pid, 0 if block else os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if found else None
+    ended_pid, status = os.waitpid(pid, 0 if block else os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended_pid else None
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside a thread
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork next to a thread
     serve(socket.socket(fileno=int(sys.argv[2])), importlib.import_module(sys.argv[1]).main)
-    os._exit(0)  # DuckDB would tell of what `gc.freeze` keeps
+    os._exit(0)  # DuckDB would warn of what `gc.freeze` keeps

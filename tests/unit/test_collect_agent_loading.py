@@ -1,4 +1,4 @@
-"""`--agent FILE.py:name` and package.module:name: what is taken, and how faults are told."""
+"""`--agent FILE.py:name` and package.module:name: what is taken, and how faults are reported."""
 
 import re
 import sys
@@ -46,7 +46,7 @@ def test_a_module_is_found_in_the_working_directory(file: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "fragment"),
     [
         ("one", "one(task) cannot be called with a task and a client: too many positional arguments"),
         ("keywords", "keywords(*, task, client) cannot be called with a task and a client"),
@@ -55,6 +55,6 @@ def test_a_module_is_found_in_the_working_directory(file: Path, monkeypatch: pyt
         ("missing", "has no `missing`"),
     ],
 )
-def test_what_cannot_is_refused_with_the_reason(file: Path, name: str, told: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(told)):
+def test_what_cannot_is_refused_with_the_reason(file: Path, name: str, fragment: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(fragment)):
         load_agent(f"{file}:{name}")

@@ -76,12 +76,12 @@ def test_it_ends_as_its_command_does_or_when_it_is_told_to() -> None:
     assert status("raise SystemExit(3)") == 3
     assert status("import os; os.kill(os.getpid(), 9)") == 128 + 9
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-    told = subprocess.Popen(guard_command([sys.executable, "-c", stubborn], leaving=0.1), stdout=subprocess.PIPE)
-    assert told.stdout is not None
-    told.stdout.readline()
-    told.terminate()
-    told.communicate(timeout=120)
-    assert told.returncode == 128 + 9, "it was given its time, and then killed"
+    process = subprocess.Popen(guard_command([sys.executable, "-c", stubborn], leaving=0.1), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.terminate()
+    process.communicate(timeout=120)
+    assert process.returncode == 128 + 9, "it was given its time, and then killed"
 
 
 def test_a_command_whose_parent_is_gone_is_not_started() -> None:

@@ -137,13 +137,13 @@ def test_another_end_than_the_templates_is_drift_and_a_sequence_of_its_own():
 
 def test_what_an_engine_breaks_off_goes_on_from_its_last_token():
     ids = tokenizer_of("chatml").encode("go east, look, go" + END, add_special_tokens=False)
-    parts = [
+    pieces = [
         generated([], "abort"),
         generated(ids[:2], "abort", 3),
         generated(ids[2:3], "abort", 3),
         generated(ids[3:], version=4),
     ]
-    engine = ToyEngine(lambda _: parts.pop(0))
+    engine = ToyEngine(lambda _: pieces.pop(0))
     _, talk = conversation(engine, sampling=Sampling(max_tokens=30))
     [decision] = decide(talk, user("a"))
     assert (decision.tokens.action_ids, decision.finish_reason) == (ids, "stop")
@@ -161,8 +161,8 @@ def test_an_engine_that_breaks_off_for_ever_is_given_up():
 
 def test_a_broken_off_answer_of_a_schema_begins_again():
     ids = tokenizer_of("chatml").encode("{}" + END, add_special_tokens=False)
-    parts = [generated(ids[:1], "abort", constrained=[True]), generated(ids, constrained=[True] * len(ids))]
-    engine = ToyEngine(lambda _: parts.pop(0))
+    pieces = [generated(ids[:1], "abort", constrained=[True]), generated(ids, constrained=[True] * len(ids))]
+    engine = ToyEngine(lambda _: pieces.pop(0))
     [decision] = decide(conversation(engine, schema={"type": "object"})[1], user("a"))
     assert (decision.tokens.action_ids, decision.tokens.constrained) == (ids, [True] * len(ids))
     assert [request.schema for request, _ in engine.seen] == [{"type": "object"}] * 2
@@ -219,7 +219,7 @@ def test_without_tools_nothing_is_a_call():
 
 
 def test_tools_whose_calls_cannot_be_told_are_refused():
-    with pytest.raises(UsageError, match="--tool-format hermes"):
+    with pytest.raises(UsageError, match=r"player\.tool_format=hermes"):
         conversation(ToyEngine(saying(tokenizer_of("chatml"))), tools=[LOOK])
 
 
@@ -275,7 +275,7 @@ def test_reasoning_that_the_template_drops_opens_a_sequence_with_the_whole_promp
 
 
 def resumed(manner: str, answers: tuple[str, ...], turns: list[list[dict]], at: int):
-    """Decisions of a conversation, of another that goes on after `at` of them, and the prompts of both."""
+    """Decisions of a conversation, of another that continues after `at` of them, and the prompts of both."""
     engine = ToyEngine(saying(tokenizer_of(manner), *answers, *answers[at:]))
     decisions = decide(conversation(engine, manner)[1], *turns)
     again = conversation(engine, manner)[1]
@@ -306,12 +306,12 @@ def test_a_turn_without_its_tokens_is_rendered_and_opens_a_sequence():
 
 def test_a_template_without_a_tokenizer_of_chats_is_refused():
     tokenizer = tokenizer_of("trims")
-    kept, tokenizer.chat_template = tokenizer.chat_template, None
+    template, tokenizer.chat_template = tokenizer.chat_template, None
     try:
         with pytest.raises(DataRefusedError, match="has no chat template"):
             EnginePolicy(ToyEngine(saying(tokenizer)), tokenizer, name="x")
     finally:
-        tokenizer.chat_template = kept
+        tokenizer.chat_template = template
 
 
 @pytest.mark.parametrize("manner", TEMPLATES)
@@ -324,10 +324,10 @@ def test_episodes_are_taken_by_a_lake(manner):
     assert check(EpisodeRecord(task_id="t", steps=steps)) is None
 
 
-@pytest.mark.parametrize(("said", "ends"), [("7", [7]), ("[7, 9]", [7, 9]), ("null", [])])
-def test_an_answer_also_ends_by_what_the_models_generation_config_names(tmp_path, monkeypatch, said, ends):
+@pytest.mark.parametrize(("fragment", "ends"), [("7", [7]), ("[7, 9]", [7, 9]), ("null", [])])
+def test_an_answer_also_ends_by_what_the_models_generation_config_names(tmp_path, monkeypatch, fragment, ends):
     tokenizer = tokenizer_of("chatml")
-    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {said}, "top_p": 0.8}}')
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {fragment}, "top_p": 0.8}}')
     monkeypatch.setattr(tokenizer, "name_or_path", str(tmp_path))
     engine = ToyEngine(lambda _: generated([*tokenizer.encode("go"), *ends[-1:]], "stop"))
     [decision] = decide(conversation(engine)[1], user("a"))

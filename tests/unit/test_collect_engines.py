@@ -57,14 +57,14 @@ def client(server: TokenEngine, **options: Any) -> Engine:
 def run(server: TokenEngine, do: Callable[[Engine], Awaitable[Any]], **options: Any) -> Any:
     """What a coroutine gives that is handed a client of the server."""
 
-    async def whole() -> Any:
+    async def open_and_run() -> Any:
         engine = client(server, **options)
         try:
             return await do(engine)
         finally:
             await engine.close()
 
-    return asyncio.run(whole())
+    return asyncio.run(open_and_run())
 
 
 def asking(**fields: Any) -> Request:
@@ -81,31 +81,37 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_it_gives_what_was_sampled(server: TokenEngine) -> None:
-    found: list[Generation] = run(server, lambda engine: engine.generate(asking(samples=3)))
+    generations: list[Generation] = run(server, lambda engine: engine.generate(asking(samples=3)))
     sampled = [sample for call in server.calls for sample in call.samples]
     assert len(sampled) == 3
     assert len({tuple(sample.ids) for sample in sampled}) > 1
-    for one, sample in zip(found, sampled, strict=True):
-        assert (one.ids, one.logprobs, one.finish_reason) == (sample.ids, sample.logprobs, sample.finish_reason)
-        assert one.versions == [(None, 0, len(one.ids) - 1)]
-        assert one.constrained is None
+    for generation, sample in zip(generations, sampled, strict=True):
+        assert (generation.ids, generation.logprobs, generation.finish_reason) == (
+            sample.ids,
+            sample.logprobs,
+            sample.finish_reason,
+        )
+        assert generation.versions == [(None, 0, len(generation.ids) - 1)]
+        assert generation.constrained is None
 
 
 def test_equal_seeds_give_equal_answers_and_others_others(server: TokenEngine) -> None:
     async def play(engine: Engine) -> list[list[int]]:
         return [(await engine.generate(asking(seed=seed)))[0].ids for seed in (3, 3, 4)]
 
-    first, second, other = run(server, play)
-    assert first == second != other
+    first, second, third = run(server, play)
+    assert first == second != third
 
 
 def test_nothing_of_the_sampling_is_left_to_the_engine(server: TokenEngine) -> None:
     sampling = Sampling(max_tokens=9, temperature=0.5, top_p=0.9, top_k=0, min_p=0.1, stop=("x",))
     run(server, lambda engine: engine.generate(asking(sampling=sampling, stop_ids=[11])))
     body = server.calls[0].body
-    given = body.get("sampling_params", body)
-    given = given[0] if isinstance(given, list) else given
-    named = {name: given[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids")}
+    request_sampling = body.get("sampling_params", body)
+    request_sampling = request_sampling[0] if isinstance(request_sampling, list) else request_sampling
+    named = {
+        name: request_sampling[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids")
+    }
     off = -1 if server.speaks == "sglang" else 0
     assert named == {
         "temperature": 0.5,
@@ -115,33 +121,33 @@ def test_nothing_of_the_sampling_is_left_to_the_engine(server: TokenEngine) -> N
         "stop": ["x"],
         "stop_token_ids": [11],
     }
-    assert given["max_new_tokens" if server.speaks == "sglang" else "max_tokens"] == 9
+    assert request_sampling["max_new_tokens" if server.speaks == "sglang" else "max_tokens"] == 9
 
 
 def test_a_cut_answer_says_so(server: TokenEngine) -> None:
-    (found,) = run(server, lambda engine: engine.generate(asking(sampling=Sampling(max_tokens=1), seed=1)))
-    assert (len(found.ids), found.finish_reason) == (1, "length")
+    (generation,) = run(server, lambda engine: engine.generate(asking(sampling=Sampling(max_tokens=1), seed=1)))
+    assert (len(generation.ids), generation.finish_reason) == (1, "length")
 
 
 def test_an_answer_gets_no_more_room_than_there_is(server: TokenEngine) -> None:
     server.max_model_len = len(PROMPT) + 2
-    (found,) = run(server, lambda engine: engine.generate(asking()))
-    assert len(found.ids) <= 2
+    (generation,) = run(server, lambda engine: engine.generate(asking()))
+    assert len(generation.ids) <= 2
     server.max_model_len = len(PROMPT)
     with pytest.raises(ContextFullError, match="4 tokens"):
         run(server, lambda engine: engine.generate(asking()))
 
 
 def test_tokens_under_a_grammar_are_marked(server: TokenEngine) -> None:
-    (found,) = run(server, lambda engine: engine.generate(asking(schema=SCHEMA)))
-    assert found.constrained == [True] * len(found.ids)
+    (generation,) = run(server, lambda engine: engine.generate(asking(schema=SCHEMA)))
+    assert generation.constrained == [True] * len(generation.ids)
     assert "properties" in str(server.calls[0].body)
 
 
 def test_log_probabilities_of_given_tokens(server: TokenEngine) -> None:
     ids = [9, 3, 17, 4]
-    found = run(server, lambda engine: engine.logprobs(ids))
-    assert found == [logprob(ids, place, server.weights) for place in range(1, len(ids))]
+    logprobs_read = run(server, lambda engine: engine.logprobs(ids))
+    assert logprobs_read == [logprob(ids, position, server.weights) for position in range(1, len(ids))]
 
 
 def test_it_describes_itself(server: TokenEngine) -> None:
@@ -174,16 +180,16 @@ def test_every_token_is_of_the_weights_that_its_version_says(server: TokenEngine
         assert await engine.version() == 2
         return call.result()
 
-    (found,) = run(server, play)
-    ids = [*PROMPT, *found.ids]
+    (generation,) = run(server, play)
+    ids = [*PROMPT, *generation.ids]
     if kind == COMPLETIONS:  # it tells nothing of single tokens
-        assert found.versions == [(None, 0, 39)]
+        assert generation.versions == [(None, 0, 39)]
         return
-    assert [version for version, _, _ in found.versions] == [1, 2]
-    assert found.versions[0][2] + 1 == found.versions[1][1]
-    for version, first, last in found.versions:
-        for place in range(first, last + 1):
-            assert found.logprobs[place] == logprob(ids, len(PROMPT) + place, str(NEW / str(version)))
+    assert [version for version, _, _ in generation.versions] == [1, 2]
+    assert generation.versions[0][2] + 1 == generation.versions[1][1]
+    for version, first, last in generation.versions:
+        for attempt in range(first, last + 1):
+            assert generation.logprobs[attempt] == logprob(ids, len(PROMPT) + attempt, str(NEW / str(version)))
 
 
 def test_weights_that_stay_are_told_for_every_token(server: TokenEngine) -> None:
@@ -191,8 +197,8 @@ def test_weights_that_stay_are_told_for_every_token(server: TokenEngine) -> None
         await engine.load_weights(NEW, 7)
         return await engine.generate(asking())
 
-    (found,) = run(server, play)
-    assert found.versions == [(7, 0, len(found.ids) - 1)]
+    (generation,) = run(server, play)
+    assert generation.versions == [(7, 0, len(generation.ids) - 1)]
 
 
 @pytest.mark.parametrize("failing", ["reload", "version"])
@@ -235,8 +241,8 @@ def test_without_the_developer_mode_it_is_told_how_to_start_vllm() -> None:
         with pytest.raises(EngineRefusedError, match="VLLM_SERVER_DEV_MODE=1"):
             run(server, lambda engine: engine.load_weights(NEW, 1))
         assert run(server, lambda engine: engine.version()) is None
-        (found,) = run(server, lambda engine: engine.generate(asking()))
-        assert found.versions == [(None, 0, len(found.ids) - 1)]
+        (generation,) = run(server, lambda engine: engine.generate(asking()))
+        assert generation.versions == [(None, 0, len(generation.ids) - 1)]
 
 
 def test_an_adapter_is_called_by_its_name(server: TokenEngine) -> None:
@@ -280,17 +286,17 @@ def test_each_fault_is_one_of_the_errors_and_names_the_engine(server: TokenEngin
         await engine.describe()
         await engine.version()
         server.always = fault
-        with pytest.raises(error) as found:
+        with pytest.raises(error) as caught:
             await engine.generate(asking(samples=2))
-        assert type(found.value) is error
-        return found.value
+        assert type(caught.value) is error
+        return caught.value
 
-    said = run(server, play)
-    assert server.url in str(said)
-    assert str(said).isprintable()
-    assert len(str(said)) < 1000
-    if isinstance(said, EngineBusyError):
-        assert said.seconds == (3 if name == "429" else None)
+    answers = run(server, play)
+    assert server.url in str(answers)
+    assert str(answers).isprintable()
+    assert len(str(answers)) < 1000
+    if isinstance(answers, EngineBusyError):
+        assert answers.seconds == (3 if name == "429" else None)
 
 
 @pytest.mark.parametrize(("speaks", "wrong"), [("vllm", "spans"), ("sglang", "spans"), ("completions", "prompt")])
@@ -358,9 +364,9 @@ def test_no_message_holds_a_key(server: TokenEngine, monkeypatch: pytest.MonkeyP
     key = "sk-abcdefghijklmnop"
     monkeypatch.setenv("ENGINE_KEY", key)
     server.always = Fault(status=401, text=f'{{"error": {{"message": "no access with Bearer {key}"}}}}')
-    with pytest.raises(EngineRefusedError, match=r"no access with") as found:
+    with pytest.raises(EngineRefusedError, match=r"no access with") as error:
         run(server, lambda engine: engine.generate(asking()), key=read_key("ENGINE_KEY"))
-    assert key not in str(found.value)
+    assert key not in str(error.value)
 
 
 def test_a_key_that_is_not_there_is_asked_for() -> None:
@@ -378,8 +384,8 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 def test_the_pause_that_is_asked_for() -> None:
     assert parse_retry_after("3") == 3
     assert parse_retry_after("-1") == 0
-    for said in (None, "soon", "nan", "inf"):
-        assert parse_retry_after(said) is None
+    for retry_after in (None, "soon", "nan", "inf"):
+        assert parse_retry_after(retry_after) is None
     later = parse_retry_after(format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True))
     assert later is not None
     assert 0 < later <= 90
@@ -387,7 +393,7 @@ def test_the_pause_that_is_asked_for() -> None:
 
 
 def test_several_names_of_one_model_are_one_and_two_models_are_not() -> None:
-    """`trajlake serve` gives a model two names; which of two models is meant, nobody can know."""
+    """`trajlake serve` gives a model two names; which of two models is meant, no one can know."""
     names = [
         ListedModel(id="policy", root="/m"),
         ListedModel(id="m", root="/m"),

@@ -1,4 +1,4 @@
-"""What `--env` names: forms, options, the kinds of environments that make() may give, and what is told of faults."""
+"""What `--env` names: forms, options, the kinds of environments that make() may give, and the messages of faults."""
 
 import asyncio
 import logging
@@ -44,13 +44,13 @@ def written(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def played(environment: Environment, *said: str, seed: int = 0) -> list[Outcome]:
+def played(environment: Environment, *actions: str, seed: int = 0) -> list[Outcome]:
     """All outcomes of an episode with these answers."""
 
     async def play() -> list[Outcome]:
         try:
             outcomes = [await environment.reset(Task(seed=seed))]
-            return outcomes + [await environment.step({"role": "assistant", "content": text}) for text in said]
+            return outcomes + [await environment.step({"role": "assistant", "content": text}) for text in actions]
         finally:
             await environment.close()
 
@@ -140,7 +140,7 @@ def test_one_that_cannot_be_closed_is_told_in_one_line(error: str, written: Call
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "fragment"),
     [
         ("castle", {}, "valid: house, FILE.py:make, package.module:make, gymnasium:FrozenLake-v1"),
         ("house", {"rooms": 1}, "rooms"),
@@ -155,16 +155,16 @@ def test_one_that_cannot_be_closed_is_told_in_one_line(error: str, written: Call
     ],
 )
 def test_what_names_no_environment_is_told(
-    name: str, arguments: dict[str, Any], told: str, written: Callable[[str], str]
+    name: str, arguments: dict[str, Any], fragment: str, written: Callable[[str], str]
 ) -> None:
     file = written("HEAD_COUNT = 3\n" + ASYNC)
     with pytest.raises(UsageError) as caught:
         load_environment(name.format(file=file), arguments)
-    assert told in str(caught.value)
+    assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "fragment"),
     [
         (
             "def make(): return None",
@@ -182,15 +182,15 @@ def test_what_names_no_environment_is_told(
     ],
 )
 def test_what_make_gives_is_looked_at_before_anything_is_played(
-    text: str, told: str, written: Callable[[str], str]
+    text: str, fragment: str, written: Callable[[str], str]
 ) -> None:
     with pytest.raises(UsageError) as caught:
         load_environment(f"{written(text)}:make", {})
-    assert told in str(caught.value)
+    assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("outcome", "fragment"),
     [
         ("None", "step gave None; valid: Outcome(messages=[...]"),
         ("('text', 1.0, False, {})", "step gave an object of type tuple; valid: Outcome("),
@@ -213,14 +213,13 @@ def test_what_make_gives_is_looked_at_before_anything_is_played(
     ],
 )
 @pytest.mark.parametrize("kind", ["async ", ""])
-def test_what_is_no_outcome_is_told(kind: str, given: str, told: str, written: Callable[[str], str]) -> None:
-    text = (
-        f"class Env:\n  {kind}def reset(self, task): return said('?')\n  {kind}def step(self, action): return {given}\n"
-    )
+def test_what_is_no_outcome_is_told(kind: str, outcome: str, fragment: str, written: Callable[[str], str]) -> None:
+    reset = f"  {kind}def reset(self, task): return said('?')\n"
+    text = f"class Env:\n{reset}  {kind}def step(self, action): return {outcome}\n"
     make = load_environment(f"{written(text)}:Env", {})
     with pytest.raises(EnvironmentFaultError) as caught:
         played(make(), "a")
-    assert told in str(caught.value)
+    assert fragment in str(caught.value)
     assert "mine.py:Env" in str(caught.value)
 
 
@@ -251,7 +250,7 @@ class Env:
     return said(json.loads(text))  # here
 """
     file = written(text)
-    line = next(n for n, found in enumerate(Path(file).read_text().splitlines(), 1) if "# here" in found)
+    line = next(n for n, text_line in enumerate(Path(file).read_text().splitlines(), 1) if "# here" in text_line)
     with caplog.at_level(logging.DEBUG, "trajlake"), pytest.raises(EnvironmentFaultError) as caught:
         played(load_environment(f"{file}:Env", {})(), "no json")
     assert str(caught.value).endswith(f"({file} line {line}, in read)")

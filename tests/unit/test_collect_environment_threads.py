@@ -1,4 +1,4 @@
-"""Synchronous environments beside each other: each in a thread of its own, none held up by another."""
+"""Synchronous environments side by side: each in its own thread, none held up by another."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from pipelines.collect.user_code import ThreadEnvironment
 SAID: Message = {"role": "assistant", "content": ""}
 
 
-def shown() -> Outcome:
+def question() -> Outcome:
     return Outcome(messages=[{"role": "user", "content": "?"}])
 
 
@@ -26,11 +26,11 @@ class Watched:
 
     def reset(self, task: Task) -> Outcome:
         self.threads.append(threading.get_ident())
-        return shown()
+        return question()
 
     def step(self, action: Message) -> Outcome:
         self.threads.append(threading.get_ident())
-        return shown()
+        return question()
 
     def close(self) -> None:
         self.threads.append(threading.get_ident())
@@ -42,11 +42,11 @@ def in_thread(environment: Any) -> ThreadEnvironment:
 
 
 def test_an_environment_lives_in_one_thread_and_not_in_the_loops() -> None:
-    made: list[Watched] = []
+    environments_made: list[Watched] = []
 
     def make() -> Watched:
-        made.append(Watched())
-        return made[-1]
+        environments_made.append(Watched())
+        return environments_made[-1]
 
     async def play() -> None:
         environments = [ThreadEnvironment(make, name="watched", split=None) for _ in range(20)]
@@ -57,8 +57,8 @@ def test_an_environment_lives_in_one_thread_and_not_in_the_loops() -> None:
             await environment.close()
 
     asyncio.run(play())
-    assert all(len(set(watched.threads)) == 1 and len(watched.threads) == 4 for watched in made)
-    threads = {watched.threads[0] for watched in made}
+    assert all(len(set(watched.threads)) == 1 and len(watched.threads) == 4 for watched in environments_made)
+    threads = {watched.threads[0] for watched in environments_made}
     assert threading.get_ident() not in threads
 
 
@@ -69,7 +69,7 @@ def test_many_block_at_once_and_the_loop_goes_on() -> None:
     class Meeting(Watched):
         def step(self, action: Message) -> Outcome:
             together.wait(120)
-            return shown()
+            return question()
 
     async def play() -> None:
         environments = [in_thread(Meeting()) for _ in range(64)]
@@ -88,7 +88,7 @@ def test_one_that_hangs_is_given_up_and_closed_when_it_returns() -> None:
         def step(self, action: Message) -> Outcome:
             entered.set()
             release.wait(120)
-            return shown()
+            return question()
 
     hanging = Hanging()
 
@@ -127,6 +127,6 @@ def test_a_fault_is_raised_where_it_is_awaited() -> None:
 
 
 def test_one_that_was_never_begun_has_no_thread() -> None:
-    before = set(threading.enumerate())  # of which one that an earlier test left may end meanwhile
+    before = set(threading.enumerate())  # one of them, left by an earlier test, may end during this one
     asyncio.run(in_thread(Watched()).close())
     assert not set(threading.enumerate()) - before

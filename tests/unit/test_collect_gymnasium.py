@@ -75,7 +75,7 @@ def test_rewards_and_ends_are_the_packages_own(name: str) -> None:
             expected.append((float(reward), bool(terminated), bool(truncated and not terminated)))
             if terminated or truncated:
                 break
-        if not (terminated or truncated):  # CliffWalking ends nowhere by itself
+        if not (terminated or truncated):  # CliffWalking ends nowhere alone
             expected[-1] = (expected[-1][0], False, True)
         assert [(o.reward, o.terminated, o.truncated) for o in outcomes] == expected
         assert outcomes[-1].extra is not None
@@ -98,16 +98,16 @@ def test_different_states_of_a_taxi_read_differently() -> None:
     """Where the passenger waits and where to is said by colours alone."""
     environment = load_environment("gymnasium:Taxi-v4", {})()
     bare = gymnasium.make("Taxi-v4")
-    seen: dict[int, str] = {}
+    threads: dict[int, str] = {}
 
     async def begin() -> None:
         for seed in range(200):
             drawn = str((await environment.reset(Task(seed=seed))).messages[0]["content"])
             assert "\x1b" not in drawn
-            assert seen.setdefault(int(bare.reset(seed=seed)[0]), drawn) == drawn
+            assert threads.setdefault(int(bare.reset(seed=seed)[0]), drawn) == drawn
 
     asyncio.run(begin())
-    assert len(set(seen.values())) == len(seen) > 100
+    assert len(set(threads.values())) == len(threads) > 100
 
 
 def test_what_is_no_action_is_answered_costs_a_step_and_does_not_reach_the_environment() -> None:
@@ -150,7 +150,7 @@ def test_texts_are_actions_and_termination_wins_over_truncation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "fragment"),
     [
         ("NoSuch-v0", {}, "NoSuch` doesn't exist"),
         ("FrozenLake-v1", {"size": 3}, "unexpected keyword argument 'size'"),
@@ -158,10 +158,10 @@ def test_texts_are_actions_and_termination_wins_over_truncation() -> None:
         ("Pendulum-v1", {}, "its actions are Box"),
     ],
 )
-def test_what_cannot_be_played_is_told(name: str, arguments: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_played_is_told(name: str, arguments: dict[str, Any], fragment: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_environment(f"gymnasium:{name}", arguments)
-    assert told in str(caught.value)
+    assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize(

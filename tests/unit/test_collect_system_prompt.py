@@ -19,7 +19,7 @@ def test_the_prompt_is_the_first_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "expected"),
+    ("own_message", "expected"),
     [
         ("Play well.", "Be brief.\n\nPlay well."),
         (None, "Be brief."),
@@ -29,11 +29,11 @@ def test_the_prompt_is_the_first_message() -> None:
         ),
     ],
 )
-def test_the_environments_own_system_message_goes_on_after_it(own: object, expected: object) -> None:
-    first = {"role": "system", "content": own, "name": "rules"}
-    told = with_system_prompt([first, USER], "Be brief.")
-    assert told == [{"role": "system", "content": expected, "name": "rules"}, USER]
-    assert first["content"] == own, "the environment's message is not changed in its place"
+def test_the_environments_own_system_message_goes_on_after_it(own_message: object, expected: object) -> None:
+    first = {"role": "system", "content": own_message, "name": "rules"}
+    messages = with_system_prompt([first, USER], "Be brief.")
+    assert messages == [{"role": "system", "content": expected, "name": "rules"}, USER]
+    assert first["content"] == own_message, "the environment's message is not changed in its place"
 
 
 def test_only_the_opening_is_prompted() -> None:

@@ -1,4 +1,4 @@
-"""`trajlake template`: what it writes runs as it is, and what is there already is left alone."""
+"""`trajlake template`: what it writes runs as it is, and existing files are left alone."""
 
 import asyncio
 import re
@@ -49,13 +49,13 @@ class _Guesses:
         self._low, self._high, self._guess = 1, 100, None
 
     async def decide(self, messages: Sequence[Message], *, admissible: Sequence[str] = ()) -> Decision:
-        said = messages[-1]["content"]
+        content = messages[-1]["content"]
         if self._guess is None:
             self._guess = 0
             return Decision("Hm.")
-        if said == "Too low.":
+        if content == "Too low.":
             self._low = self._guess + 1
-        elif said == "Too high.":
+        elif content == "Too high.":
             self._high = self._guess - 1
         self._guess = (self._low + self._high) // 2
         return Decision(f"Is it {self._guess}?")
@@ -80,11 +80,11 @@ def test_the_environment_that_is_written_is_played(tmp_path: Path, monkeypatch: 
         say=lambda line: None,
         progress=lambda line: None,
     )
-    found = lk.sql("SELECT seed, environment, status, env_return, ground_truth FROM episodes ORDER BY seed").rows()
-    assert len(found) == 16
-    assert all(row[1:4] == ("guessing", "completed", 1.0) for row in found)
-    assert len({row[4] for row in found}) > 4, "seeds draw numbers"
-    assert {row[4] for row in found[::2]} == {row[4] for row in found[1::2]}, "which siblings have in common"
+    rows = lk.sql("SELECT seed, environment, status, env_return, ground_truth FROM episodes ORDER BY seed").rows()
+    assert len(rows) == 16
+    assert all(row[1:4] == ("guessing", "completed", 1.0) for row in rows)
+    assert len({row[4] for row in rows}) > 4, "seeds draw numbers"
+    assert {row[4] for row in rows[::2]} == {row[4] for row in rows[1::2]}, "which siblings have in common"
     refused = lk.sql("SELECT count(*) FROM steps WHERE NOT is_action_valid AND reward = 0").item()
     assert refused == 16, "that is no number"
 

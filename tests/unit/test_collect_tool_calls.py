@@ -11,15 +11,15 @@ from pipelines.collect.policies.rendering import parse_answer_text, resolve_tool
 from testkit.examples import examples
 
 
-def functions(said) -> list[tuple[str, dict]]:
-    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in said.tool_calls]
+def functions(answer) -> list[tuple[str, dict]]:
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in answer.tool_calls]
 
 
 TWO = [("f", {}), ("g", {})]
 
 
 @pytest.mark.parametrize(
-    ("tool_format", "text", "left", "calls"),
+    ("tool_format", "text", "rest", "calls"),
     [
         ("hermes", 'Well.<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "Well.", [("f", {"a": 1})]),
         (
@@ -40,9 +40,9 @@ TWO = [("f", {}), ("g", {})]
         ("none", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
     ],
 )
-def test_calls_are_read_as_models_write_them(tool_format, text, left, calls):
-    said = parse_answer_text(text, tool_format)
-    assert (said.text, functions(said), said.fault, said.reasoning) == (left, calls, None, None)
+def test_calls_are_read_as_models_write_them(tool_format, text, rest, calls):
+    answer = parse_answer_text(text, tool_format)
+    assert (answer.text, functions(answer), answer.fault, answer.reasoning) == (rest, calls, None, None)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_calls_are_read_as_models_write_them(tool_format, text, left, calls):
     ],
 )
 def test_what_begins_as_a_call_and_is_none_is_a_fault_and_stays(tool_format, text, fault):
-    said = parse_answer_text(text, tool_format)
-    assert (said.text, said.tool_calls) == (text, [])
-    assert fault in said.fault
+    answer = parse_answer_text(text, tool_format)
+    assert (answer.text, answer.tool_calls) == (text, [])
+    assert fault in answer.fault
 
 
 @pytest.mark.parametrize(
-    ("text", "is_thinking", "reasoning", "left"),
+    ("text", "is_thinking", "reasoning", "rest"),
     [
         ("<think>\nhm\n</think>\n\ngo", False, "hm", "go"),
         ("hm</think>go", True, "hm", "go"),
@@ -82,9 +82,9 @@ def test_what_begins_as_a_call_and_is_none_is_a_fault_and_stays(tool_format, tex
         ('<think><tool_call>{"name": "f"}</tool_call></think>go', False, '<tool_call>{"name": "f"}</tool_call>', "go"),
     ],
 )
-def test_reasoning_is_taken_from_the_beginning_alone(text, is_thinking, reasoning, left):
-    said = parse_answer_text(text, "hermes", is_thinking=is_thinking)
-    assert (said.reasoning, said.text, said.tool_calls, said.fault) == (reasoning, left, [], None)
+def test_reasoning_is_taken_from_the_beginning_alone(text, is_thinking, reasoning, rest):
+    answer = parse_answer_text(text, "hermes", is_thinking=is_thinking)
+    assert (answer.reasoning, answer.text, answer.tool_calls, answer.fault) == (reasoning, rest, [], None)
 
 
 PIECES = [
@@ -104,8 +104,8 @@ PIECES = [
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4))).map("".join), st.booleans())
 def test_nothing_that_a_model_writes_is_an_exception(text, is_thinking):
     for tool_format in ("hermes", "llama", "none"):
-        said = parse_answer_text(text, tool_format, is_thinking=is_thinking)
-        assert said.fault is None or not said.tool_calls
+        answer = parse_answer_text(text, tool_format, is_thinking=is_thinking)
+        assert answer.fault is None or not answer.tool_calls
 
 
 def test_the_format_is_the_templates_unless_it_is_named():

@@ -37,8 +37,8 @@ def test_text_is_not_needed_where_the_hash_is_stored() -> None:
 def test_similar_keys_are_the_hash_of_the_first_member() -> None:
     config = GiGPO(anchors=SimilarText(threshold=0.9))
     states = ["who wrote Hamlet?", None, "who wrote hamlet ?", "another thing"]
-    first, other = text_hash(states[0]), text_hash(states[3])
-    assert keys(config, states) == [first, None, first, other]
+    first, other_hash = text_hash(states[0]), text_hash(states[3])
+    assert keys(config, states) == [first, None, first, other_hash]
 
 
 def test_similar_texts_of_different_task_groups_stay_apart() -> None:
@@ -46,8 +46,8 @@ def test_similar_texts_of_different_task_groups_stay_apart() -> None:
         {"episode_id": group, "group_id": group, "step_index": 0, "state": state, "episode_score": 1.0}
         for group, state in enumerate(["abcdefghij", "abcdefghijk"])
     ]
-    found = GiGPO(anchors=SimilarText(threshold=0.9)).advantages(frame(rows).lazy()).collect()
-    assert found["anchor_key"].to_list() == [text_hash("abcdefghij"), text_hash("abcdefghijk")]
+    actual = GiGPO(anchors=SimilarText(threshold=0.9)).advantages(frame(rows).lazy()).collect()
+    assert actual["anchor_key"].to_list() == [text_hash("abcdefghij"), text_hash("abcdefghijk")]
 
 
 def test_an_excluded_episode_opens_no_cluster() -> None:
@@ -55,8 +55,8 @@ def test_an_excluded_episode_opens_no_cluster() -> None:
         {"episode_id": e, "group_id": 0, "step_index": 0, "state": state, "status": status}
         for e, (state, status) in enumerate([("abcdefghijkl", "aborted"), ("abcdefghij", "completed")])
     ]
-    found = GiGPO(anchors=SimilarText(threshold=0.9), episode_source="sum_rewards").advantages(frame(rows).lazy())
-    assert found.collect()["anchor_key"].to_list() == [None, text_hash("abcdefghij")]
+    actual = GiGPO(anchors=SimilarText(threshold=0.9), episode_source="sum_rewards").advantages(frame(rows).lazy())
+    assert actual.collect()["anchor_key"].to_list() == [None, text_hash("abcdefghij")]
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,13 @@ def rows_for(lk: Lake, values: dict[str, list[Value]], dead: str = "") -> pl.Dat
     )
     return pl.concat(
         advantages(steps.filter(pl.col("task_id") == task)).with_columns(
-            pl.Series("advantage", given, dtype=pl.Float64),
-            pl.Series("a_episode", given, dtype=pl.Float64),
+            pl.Series("advantage", scores, dtype=pl.Float64),
+            pl.Series("a_episode", scores, dtype=pl.Float64),
             a_step=pl.lit(0.0),
             group_size=pl.lit(2, pl.Int32),
             flags=pl.lit("dead_group" if task == dead else ""),
         )
-        for task, given in values.items()
+        for task, scores in values.items()
     ).with_columns(defined=pl.col("advantage").is_not_null())
 
 
@@ -83,8 +83,8 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 def jobs(lk: Lake) -> list[str]:
-    found = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'credit' ORDER BY sequence")
-    return [ids.to_text(job) for job in found["job_id"]]
+    job_ids = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'credit' ORDER BY sequence")
+    return [ids.to_text(job) for job in job_ids["job_id"]]
 
 
 def series(lk: Lake, job: str) -> str:
@@ -109,19 +109,19 @@ def test_a_job_is_named_by_its_id_or_by_its_beginning(lk: Lake) -> None:
 def test_a_series_is_named_in_four_ways(lk: Lake, how: str) -> None:
     first, _, last = jobs(lk)
     text = series(lk, first)
-    wanted = {"estimator": "gigpo", "series": text, "beginning of the series": text[:8]}.get(how)
-    chosen = find_credit(lk.snapshot(), wanted)
-    assert (chosen.job_id, chosen.text, chosen.title) == (None, text, f"gigpo, series {text}")
-    assert find_jobs(lk.snapshot(), chosen) == tuple(sorted((ids.from_text(first), ids.from_text(last))))
+    name = {"estimator": "gigpo", "series": text, "beginning of the series": text[:8]}.get(how)
+    credit_read = find_credit(lk.snapshot(), name)
+    assert (credit_read.job_id, credit_read.text, credit_read.title) == (None, text, f"gigpo, series {text}")
+    assert find_jobs(lk.snapshot(), credit_read) == tuple(sorted((ids.from_text(first), ids.from_text(last))))
 
 
 def test_a_series_takes_each_group_from_its_newest_job(lk: Lake) -> None:
-    first, other, last = jobs(lk)
-    found = compare(lk.snapshot(), series(lk, first), last)
-    assert found.levels["shared"].to_list()[0] == 12
-    assert found.levels["max_change"].to_list()[0] == 0, "t1 comes from the last job, t0 from the first"
+    first, middle, last = jobs(lk)
+    comparison = compare(lk.snapshot(), series(lk, first), last)
+    assert comparison.levels["shared"].to_list()[0] == 12
+    assert comparison.levels["max_change"].to_list()[0] == 0, "t1 comes from the last job, t0 from the first"
     assert compare(lk.snapshot(), first, last).levels["max_change"].to_list()[0] == 1e-12
-    assert find_credit(lk.snapshot(), "rloo").series_id == ids.from_text(series(lk, other))
+    assert find_credit(lk.snapshot(), "rloo").series_id == ids.from_text(series(lk, middle))
 
 
 def test_the_newest_series_of_an_estimator_is_meant_by_its_name(lk: Lake, tmp_path: Path) -> None:
@@ -136,11 +136,11 @@ def test_the_newest_series_of_an_estimator_is_meant_by_its_name(lk: Lake, tmp_pa
     assert before.parameters["config"] == {"omega": 1}
 
 
-@pytest.mark.parametrize("wanted", ["", "  ", "zzzzz", "not an id", "grpo"])
-def test_what_names_nothing_is_refused_with_the_newest(lk: Lake, wanted: str) -> None:
+@pytest.mark.parametrize("name", ["", "  ", "zzzzz", "not an id", "grpo"])
+def test_what_names_nothing_is_refused_with_the_newest(lk: Lake, name: str) -> None:
     newest = rf"the newest: gigpo, series {series(lk, jobs(lk)[0])}; rloo \(score judge\), series \w{{13}}"
     with pytest.raises(UsageError, match=rf"names no estimator, series .*; {newest}"):
-        compare(lk.snapshot(), wanted, jobs(lk)[0])
+        compare(lk.snapshot(), name, jobs(lk)[0])
 
 
 def test_a_beginning_of_several_is_refused_with_them(tmp_path: Path) -> None:
@@ -148,12 +148,12 @@ def test_a_beginning_of_several_is_refused_with_them(tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match="holds no advantages"):
         find_credit(lk.snapshot(), "0")
     record(lk, tasks=1)
-    seen: set[str] = set()
+    prefixes: set[str] = set()
     while True:
         first = ids.to_text(credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}))[0]
-        if first in seen:
+        if first in prefixes:
             break
-        seen.add(first)
+        prefixes.add(first)
     with pytest.raises(UsageError, match=rf"'{first}' .* several ids; the newest: gigpo, series "):
         find_credit(lk.snapshot(), first)
 
@@ -172,34 +172,36 @@ def test_a_job_that_failed_cannot_be_meant(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(lk: Lake) -> CreditComparison:
+def comparison_of_both(lk: Lake) -> CreditComparison:
     first, second, _ = jobs(lk)
     return compare(lk.snapshot(), first, second, examples=3)
 
 
-def test_levels_are_compared_over_steps_that_both_define(found: CreditComparison) -> None:
-    assert found.levels["level"].to_list() == list(LEVELS)
-    row = found.levels.row(0, named=True)
+def test_levels_are_compared_over_steps_that_both_define(comparison_of_both: CreditComparison) -> None:
+    assert comparison_of_both.levels["level"].to_list() == list(LEVELS)
+    row = comparison_of_both.levels.row(0, named=True)
     counts = {name: row[name] for name in ("covered_1", "covered_2", "defined_2", "shared", "only_1", "only_2")}
     assert counts == {"covered_1": 12, "covered_2": 12, "defined_2": 11, "shared": 11, "only_1": 1, "only_2": 0}
     assert (row["flips"], row["gained_sign"], row["lost_sign"]) == (1, 6, 0)
     assert row["flip_share"] == pytest.approx(1 / 11)
     assert row["flip_weight"] == pytest.approx(2 / (2 + 3 + 2 + 2 + 2 + 3)), "1 -> -1 weighs 2 of all |A|"
-    steps = found.levels.row(2, named=True)
+    steps = comparison_of_both.levels.row(2, named=True)
     assert steps["pearson"] is steps["spearman"] is None, "a constant has no correlation"
 
 
-def test_groups_whose_signal_changed_come_first(found: CreditComparison) -> None:
-    shown = found.groups.select("task_id", "state_1", "state_2", "change", "shared", "only_1", "flips", "max_change")
-    assert shown.rows() == [
+def test_groups_whose_signal_changed_come_first(comparison_of_both: CreditComparison) -> None:
+    groups = comparison_of_both.groups.select(
+        "task_id", "state_1", "state_2", "change", "shared", "only_1", "flips", "max_change"
+    )
+    assert groups.rows() == [
         ("t1", "dead", "live", "gained", 6, 0, 0, 0.5),
         ("t0", "live", "live", "same", 5, 1, 1, 2.0),
     ]
-    assert found.signal.rows() == [("dead", "live", "gained", 1), ("live", "live", "same", 1)]
+    assert comparison_of_both.signal.rows() == [("dead", "live", "gained", 1), ("live", "live", "same", 1)]
 
 
-def test_examples_show_the_values_and_an_excerpt_of_the_action(found: CreditComparison) -> None:
-    rows = found.examples.select("step_index", "advantage_1", "advantage_2", "change", "action").rows()
+def test_examples_show_the_values_and_an_excerpt_of_the_action(comparison_of_both: CreditComparison) -> None:
+    rows = comparison_of_both.examples.select("step_index", "advantage_1", "advantage_2", "change", "action").rows()
     assert rows[0][:4] == (2, 1.0, -1.0, -2.0)
     assert rows[1] == (1, 1.0, 2.0, 1.0, 'find({"x": 1})')
     assert rows[2][1:4] in [(0.0, 0.5, 0.5), (0.0, -0.5, -0.5)]
@@ -224,8 +226,8 @@ def test_groups_of_one_side_alone_are_named(tmp_path: Path) -> None:
         ("t1", "same", 6),
         ("t0", "only_1", 0),
     ]
-    other = compare(lk.snapshot(), "rloo", "gigpo").groups
-    assert other.filter(pl.col("change") == "only_2")["task_id"].to_list() == ["t0"]
+    mirrored = compare(lk.snapshot(), "rloo", "gigpo").groups
+    assert mirrored.filter(pl.col("change") == "only_2")["task_id"].to_list() == ["t0"]
 
 
 def test_series_over_other_episodes_have_nothing_to_compare(tmp_path: Path) -> None:
@@ -238,9 +240,9 @@ def test_series_over_other_episodes_have_nothing_to_compare(tmp_path: Path) -> N
 
 def test_retracted_episodes_are_compared_no_more(tmp_path: Path) -> None:
     lk = recorded(tmp_path)
-    one, two = (ids.to_text(credit(lk, {t: [1, 1, v, 0, 0, 0] for t in ("t0", "t1")})) for v in (1, -1))
+    first, two = (ids.to_text(credit(lk, {t: [1, 1, v, 0, 0, 0] for t in ("t0", "t1")})) for v in (1, -1))
     lk.retract(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 't0'")["episode_id"])
-    level = compare(lk.snapshot(), one, two).levels.row(0, named=True)
+    level = compare(lk.snapshot(), first, two).levels.row(0, named=True)
     assert (level["shared"], level["flips"]) == (6, 1)
 
 
@@ -268,16 +270,16 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 def test_a_job_means_its_series_as_it_was_then(grown: Lake) -> None:
     snapshot = grown.snapshot()
-    chosen = [find_credit(snapshot, job) for job in jobs(grown)]
-    assert [len(find_jobs(snapshot, side)) for side in chosen] == [1, 2, 3, 1]
-    shown = []
-    for side in chosen:
+    credits_read = [find_credit(snapshot, job) for job in jobs(grown)]
+    assert [len(find_jobs(snapshot, side)) for side in credits_read] == [1, 2, 3, 1]
+    rows_shown = []
+    for side in credits_read:
         groups = grown.sql(
             f"SELECT task_id, count(DISTINCT episode_id) AS n FROM {side.rows} AS a JOIN episodes USING (episode_id)"
             " GROUP BY task_id ORDER BY task_id"
         )
-        shown.append(dict(groups.iter_rows()))
-    assert shown == [
+        rows_shown.append(dict(groups.iter_rows()))
+    assert rows_shown == [
         {"t0": 2, "t1": 2},
         {"t0": 2, "t1": 2, "t2": 2},
         {"t0": 3, "t1": 2, "t2": 2},
@@ -287,7 +289,7 @@ def test_a_job_means_its_series_as_it_was_then(grown: Lake) -> None:
     assert (
         grown.sql(f"FROM {series_now.rows}")
         .sort("episode_id", "step_index")
-        .equals(grown.sql(f"FROM {chosen[2].rows}").sort("episode_id", "step_index"))
+        .equals(grown.sql(f"FROM {credits_read[2].rows}").sort("episode_id", "step_index"))
     )
 
 
@@ -300,20 +302,20 @@ def test_a_job_that_ended_right_after_another_one_does_not_count_in_it(tmp_path:
         later.write("advantages", rows_for(lk, {"t0": [2.0] * 6}))
     ends = lk.sql("SELECT sequence FROM job_runs WHERE kind = 'credit' ORDER BY sequence")["sequence"]
     assert ends[2] - ends[1] == 1
-    shown = {
+    rows_shown = {
         job: set(lk.sql(f"SELECT advantage FROM {find_credit(lk.snapshot(), ids.to_text(job)).rows}")["advantage"])
         for job in (earlier.job_id, later.job_id)
     }
-    assert shown == {earlier.job_id: {0.0, 1.0}, later.job_id: {0.0, 2.0}}
+    assert rows_shown == {earlier.job_id: {0.0, 1.0}, later.job_id: {0.0, 2.0}}
 
 
 def test_a_series_of_one_job_has_the_rows_that_comparing_all_jobs_would_leave(grown: Lake) -> None:
     snapshot = grown.snapshot()
-    chosen = [find_credit(snapshot, job) for job in jobs(grown)] + [find_credit(snapshot)]
+    credits_read = [find_credit(snapshot, job) for job in jobs(grown)] + [find_credit(snapshot)]
     (group,) = grown.sql("SELECT DISTINCT group_id FROM episodes WHERE task_id = 't0'")["group_id"]
-    covers = [one.credit for one in find_covering(snapshot, group_id=group)]
+    covers = [cover.credit for cover in find_covering(snapshot, group_id=group)]
     assert covers == [find_credit(snapshot), find_credit(snapshot, series(grown, jobs(grown)[0]))]
-    assert [credit.only_job is not None for credit in (*chosen, *covers)] == [
+    assert [credit.only_job is not None for credit in (*credits_read, *covers)] == [
         True,
         False,
         False,
@@ -322,10 +324,10 @@ def test_a_series_of_one_job_has_the_rows_that_comparing_all_jobs_would_leave(gr
         True,
         False,
     ]
-    for credit in chosen:
+    for credit in credits_read:
         slowly = replace(credit, only_job=None)
-        found, wanted = (grown.sql(f"FROM {one.rows} ORDER BY ALL") for one in (credit, slowly))
-        assert found.equals(wanted)
+        rows_read, expected = (grown.sql(f"FROM {side.rows} ORDER BY ALL") for side in (credit, slowly))
+        assert rows_read.equals(expected)
 
 
 def regrouped(lk: Lake, groups: dict[str, int]) -> None:
@@ -348,8 +350,8 @@ def test_a_group_that_ended_is_not_in_later_jobs(tmp_path: Path) -> None:
         sides.append(find_credit(lk.snapshot(), ids.to_text(report.job_id)))
     assert (report.groups_kept, report.groups_ended) == (1, 1)
     for side, expected in zip(sides, ([1, 2], [1, 3]), strict=True):
-        found = lk.sql(f"SELECT group_id, count(*) AS n FROM {side.rows} AS a GROUP BY group_id ORDER BY group_id")
-        assert found.rows() == [(group, 6) for group in expected]
+        counts = lk.sql(f"SELECT group_id, count(*) AS n FROM {side.rows} AS a GROUP BY group_id ORDER BY group_id")
+        assert counts.rows() == [(group, 6) for group in expected]
 
 
 # ---------------------------------------------------------------- the command
@@ -368,8 +370,8 @@ def test_the_command_talks_to_stderr_and_prints_levels(lk: Lake, cli: Cli, wordi
     done = cli("compare", first[:7], second[:7], "--lake", lk.uri)
     assert done.code == 0
     named = {"S1": series(lk, first), "S2": series(lk, second), "J1": first, "J2": second}
-    one, two, steps, groups = wording(done.err, **named).splitlines()
-    assert one.startswith(f"1: gigpo, series {series(lk, first)}, ")
+    headline, two, steps, groups = wording(done.err, **named).splitlines()
+    assert headline.startswith(f"1: gigpo, series {series(lk, first)}, ")
     assert two.endswith(f" job {second}")
     assert "1 (9.1%)" in steps
     assert groups.startswith("2 groups: 0 ")
@@ -389,10 +391,12 @@ def test_a_table_can_be_had_as_csv(lk: Lake, cli: Cli, rows: str, first_column: 
 @pytest.mark.parametrize(("rows", "first_column"), [("signal", "state_1"), ("groups", "group_id")])
 def test_a_table_can_be_had_as_json(lk: Lake, cli: Cli, rows: str, first_column: str) -> None:
     first, second, _ = jobs(lk)
-    found = msgspec.json.decode(cli("compare", first, second, "--lake", lk.uri, "--rows", rows, "--format", "json").out)
-    assert next(iter(found[0])) == first_column
+    rows_read = msgspec.json.decode(
+        cli("compare", first, second, "--lake", lk.uri, "--rows", rows, "--format", "json").out
+    )
+    assert next(iter(rows_read[0])) == first_column
     if first_column.endswith("_id"):
-        assert ids.is_text(found[0][first_column])
+        assert ids.is_text(rows_read[0][first_column])
 
 
 def test_an_older_state_can_be_asked(tmp_path: Path, cli: Cli) -> None:

@@ -25,7 +25,7 @@ ROWS = [
 ]
 
 
-def made(name: str, **options: Any) -> Estimator:
+def make_estimator(name: str, **options: Any) -> Estimator:
     needed: dict[str, Any] = {"batch_key": "policy_version"} if name in IN_BATCHES else {}
     if name == "gdpo":
         needed["components"] = {"a": 1.0, "b": 2.0}
@@ -37,10 +37,10 @@ def made(name: str, **options: Any) -> Estimator:
 
 def test_every_registered_name_is_a_class_of_that_name() -> None:
     assert len(ESTIMATORS) == len(NAMES) == 14
-    for name, found in ESTIMATORS.items():
-        assert issubclass(found, Estimator)
-        assert found.name == name
-        assert "code-block" in (found.__doc__ or ""), name
+    for name, estimator in ESTIMATORS.items():
+        assert issubclass(estimator, Estimator)
+        assert estimator.name == name
+        assert "code-block" in (estimator.__doc__ or ""), name
 
 
 def test_listing_estimators_imports_none_of_them() -> None:
@@ -57,11 +57,11 @@ def test_listing_estimators_imports_none_of_them() -> None:
 def test_what_needs_siblings_gives_a_lone_episode_nothing(name: str) -> None:
     """Two groups of one episode each, in one batch."""
     rows = [{**row, "group_id": row["episode_id"]} for row in ROWS]
-    estimator = made(name)
-    found = estimator.advantages(wide_frame(rows).lazy()).collect()["advantage"]
-    assert needs_siblings(estimator) == (found.fill_null(0.0).abs().max() == 0)
+    estimator = make_estimator(name)
+    advantage_values = estimator.advantages(wide_frame(rows).lazy()).collect()["advantage"]
+    assert needs_siblings(estimator) == (advantage_values.fill_null(0.0).abs().max() == 0)
     if "singleton" in type(estimator).model_fields:
-        assert not needs_siblings(made(name, singleton="raw"))
+        assert not needs_siblings(make_estimator(name, singleton="raw"))
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -89,12 +89,12 @@ def test_an_unknown_name_lists_what_is_valid() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_configuration_survives_json_and_is_frozen(name: str) -> None:
-    config = made(name, truncated="mask")
+    config = make_estimator(name, truncated="mask")
     assert type(config).model_validate_json(config.model_dump_json()) == config
     with pytest.raises(ValidationError, match="frozen"):
         config.truncated = "keep"
     with pytest.raises(ValidationError, match="extra"):
-        made(name, no_such_option=1)
+        make_estimator(name, no_such_option=1)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,7 +115,7 @@ def test_every_option_is_documented_under_its_field(name: str) -> None:
 @pytest.mark.parametrize(("key", "words"), [(None, "none is given"), ("status", "'status' cannot be one")])
 def test_a_batch_must_be_named(name: str, key: str | None, words: str) -> None:
     with pytest.raises(ValidationError, match=f"{name} normalises over a batch .*{words}.*batch_key=all"):
-        made(name, batch_key=key)
+        make_estimator(name, batch_key=key)
     assert ESTIMATORS[name].incremental is False
 
 
@@ -129,7 +129,7 @@ def test_the_others_are_incremental() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "wanted"),
+    ("name", "options", "needs"),
     [
         ("grpo", {}, InputNeeds(episode_score=True)),
         ("grpo", {"episode_source": "sum_rewards"}, InputNeeds(step_columns=("reward",))),
@@ -156,26 +156,26 @@ def test_the_others_are_incremental() -> None:
         ),
     ],
 )
-def test_needed_columns(name: str, options: dict[str, Any], wanted: InputNeeds) -> None:
-    assert made(name, **options).input_needs() == wanted
+def test_needed_columns(name: str, options: dict[str, Any], needs: InputNeeds) -> None:
+    assert make_estimator(name, **options).input_needs() == needs
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_needed_is_enough_and_none_of_it_can_be_missing(name: str) -> None:
-    estimator = made(name)
+    estimator = make_estimator(name)
     steps = wide_frame(ROWS)
     required = estimator.input_needs(steps.columns).required
-    found = estimator.advantages(steps.select(required).lazy()).collect()
-    assert found.schema == make_output_schema(steps.schema)
-    assert found["advantage"].null_count() == 0
+    actual = estimator.advantages(steps.select(required).lazy()).collect()
+    assert actual.schema == make_output_schema(steps.schema)
+    assert actual["advantage"].null_count() == 0
     for column in required:
-        asked = "state" if column == "state_hash" else column  # without the hash, the text would do
-        with pytest.raises(ContractError, match=rf"column {asked} is missing.*reads .*{asked}"):
+        column_asked = "state" if column == "state_hash" else column  # without the hash, the text would do
+        with pytest.raises(ContractError, match=rf"column {column_asked} is missing.*reads .*{column_asked}"):
             estimator.advantages(steps.select(required).drop(column).lazy())
 
 
 def test_the_column_of_a_component_is_named_after_its_scorer() -> None:
-    assert made("gdpo").input_needs().of_episodes == ("policy_version", "score_a", "score_b")
+    assert make_estimator("gdpo").input_needs().of_episodes == ("policy_version", "score_a", "score_b")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,9 +188,9 @@ def test_the_code_of_an_estimator_is_its_classes(name: str) -> None:
 
 def test_no_rows_give_no_rows() -> None:
     for name in NAMES:
-        found = made(name).advantages(wide_frame([]).lazy()).collect()
-        assert found.is_empty()
-        assert found.schema == make_output_schema(wide_frame([]).schema)
+        actual = make_estimator(name).advantages(wide_frame([]).lazy()).collect()
+        assert actual.is_empty()
+        assert actual.schema == make_output_schema(wide_frame([]).schema)
 
 
 # ---------------------------------------------------------------- checks of what only some estimators read
@@ -210,7 +210,7 @@ def test_no_rows_give_no_rows() -> None:
 def test_faults_of_further_columns_name_the_episode(name: str, column: str, values: list[Any], words: str) -> None:
     steps = wide_frame(ROWS).with_columns(pl.Series(column, values))
     with pytest.raises(ContractError, match=words):
-        made(name).advantages(steps.lazy()).collect()
+        make_estimator(name).advantages(steps.lazy()).collect()
 
 
 def test_inactive_rows_are_not_looked_at() -> None:
@@ -218,19 +218,19 @@ def test_inactive_rows_are_not_looked_at() -> None:
         is_active=pl.col("step_index") == 0,
         value_estimate=pl.when(pl.col("step_index") == 1).then(float("nan")).otherwise(0.0),
     )
-    assert made("gae").advantages(steps.lazy()).collect()["advantage"].to_list() == [0.0, 1.0]
+    assert make_estimator("gae").advantages(steps.lazy()).collect()["advantage"].to_list() == [0.0, 1.0]
 
 
 def test_a_column_of_a_wrong_type_is_refused_at_once() -> None:
     steps = wide_frame(ROWS).with_columns(value_estimate=pl.lit("0.5"))
     with pytest.raises(ContractError, match="value_estimate has type String, expected number"):
-        made("gae").advantages(steps.lazy())
+        make_estimator("gae").advantages(steps.lazy())
     steps = wide_frame(ROWS).with_columns(score_b=pl.lit("high"))
     with pytest.raises(ContractError, match="score_b has type String, expected number"):
-        made("gdpo").advantages(steps.lazy())
+        make_estimator("gdpo").advantages(steps.lazy())
 
 
 def test_a_batch_key_may_be_text() -> None:
     steps = wide_frame(ROWS).with_columns(round_name=pl.lit("first"))
-    found = made("reinforce_pp", batch_key="round_name").advantages(steps.lazy()).collect()
-    assert found["advantage"].null_count() == 0
+    actual = make_estimator("reinforce_pp", batch_key="round_name").advantages(steps.lazy()).collect()
+    assert actual["advantage"].null_count() == 0

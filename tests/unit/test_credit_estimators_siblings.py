@@ -36,7 +36,7 @@ def advantage(estimator: str, rows: list[Row], **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("estimator", "wanted"),
+    ("estimator", "expected"),
     [
         ("grpo", [1.5, -0.5, -0.5, -0.5]),  # the sample deviation is 1
         ("dr_grpo", [1.5, -0.5, -0.5, -0.5]),
@@ -44,8 +44,8 @@ def advantage(estimator: str, rows: list[Row], **options: Any) -> list[Any]:
         ("maxrl", [3.0, -1.0, -1.0, -1.0]),
     ],
 )
-def test_a_group_of_four(estimator: str, wanted: list[float]) -> None:
-    assert advantage(estimator, scored(2.0, 0.0, 0.0, 0.0)) == pytest.approx(wanted, abs=1e-5)
+def test_a_group_of_four(estimator: str, expected: list[float]) -> None:
+    assert advantage(estimator, scored(2.0, 0.0, 0.0, 0.0)) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["dr_grpo", "grpo", "maxrl", "opo", "rloo"])
@@ -143,14 +143,14 @@ WIDE_AND_NARROW = [
 
 def test_batch_std_divides_by_the_deviation_of_all_scores() -> None:
     deviation = 4.8562675  # of 10, 0, 1, 0
-    wanted = [5 / deviation, -5 / deviation, 0.5 / deviation, -0.5 / deviation]
-    assert advantage("batch_std", WIDE_AND_NARROW, batch_key="all") == pytest.approx(wanted, abs=1e-6)
+    expected = [5 / deviation, -5 / deviation, 0.5 / deviation, -0.5 / deviation]
+    assert advantage("batch_std", WIDE_AND_NARROW, batch_key="all") == pytest.approx(expected, abs=1e-6)
 
 
 def test_reinforce_pp_baseline_divides_by_the_deviation_of_centred_scores() -> None:
     deviation = math.sqrt((25 + 25 + 0.25 + 0.25) / 3)
-    wanted = [5 / deviation, -5 / deviation, 0.5 / deviation, -0.5 / deviation]
-    assert advantage("reinforce_pp_baseline", WIDE_AND_NARROW, batch_key="all") == pytest.approx(wanted, abs=1e-6)
+    expected = [5 / deviation, -5 / deviation, 0.5 / deviation, -0.5 / deviation]
+    assert advantage("reinforce_pp_baseline", WIDE_AND_NARROW, batch_key="all") == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["batch_std", "reinforce_pp_baseline"])
@@ -164,8 +164,8 @@ def test_an_episode_of_no_batch_is_a_sibling_without_advantage() -> None:
     rows = scored(1.0, 0.0, 2.0)
     for row, version in zip(rows, [3, 3, None], strict=True):
         row["policy_version"] = version
-    found = advantage("batch_std", rows, batch_key="policy_version")
-    assert found == pytest.approx([0.0, -1 / 0.5**0.5, None], abs=1e-5)
+    actual = advantage("batch_std", rows, batch_key="policy_version")
+    assert actual == pytest.approx([0.0, -1 / 0.5**0.5, None], abs=1e-5)
     assert column("flags", "batch_std", rows, batch_key="policy_version") == ["", "", "unknown_batch"]
     assert column("group_size", "batch_std", rows, batch_key="policy_version") == [3, 3, 3]
 
@@ -188,8 +188,8 @@ def components(*pairs: tuple[float | None, float | None], group: int = 1) -> lis
 def test_gdpo_tells_combinations_apart_that_a_sum_does_not() -> None:
     """Two binary rewards: (1, 0) and (0, 1) have one sum; the rarer reward counts more."""
     rows = components((1, 0), (0, 1), (0, 1), (0, 1))
-    found = advantage("gdpo", rows, batch_key="all", components={"a": 1.0, "b": 1.0})
-    assert found == [0.0] * 4  # here b = 1 - a: what one gives, the other takes
+    actual = advantage("gdpo", rows, batch_key="all", components={"a": 1.0, "b": 1.0})
+    assert actual == [0.0] * 4  # here b = 1 - a: what one gives, the other takes
     rows = components((1, 0), (0, 1), (0, 1), (0, 0))
     rare, common, _, nothing = advantage("gdpo", rows, batch_key="all", components={"a": 1.0, "b": 1.0})
     assert rare > common > nothing
@@ -200,8 +200,8 @@ def test_gdpo_by_hand() -> None:
     # a: mean 1/3, deviation 0.57735; b: mean 4/3, deviation 2.3094: both give +1.1547 to the one that has it.
     z = [1.1547 - 0.5 * 0.57735, -0.57735 + 0.5 * 1.1547, -1.5 * 0.57735]
     deviation = math.sqrt(sum(value**2 for value in z) / 2)
-    found = advantage("gdpo", rows, batch_key="all", components={"a": 1.0, "b": 0.5})
-    assert found == pytest.approx([value / deviation for value in z], abs=1e-4)
+    actual = advantage("gdpo", rows, batch_key="all", components={"a": 1.0, "b": 0.5})
+    assert actual == pytest.approx([value / deviation for value in z], abs=1e-4)
 
 
 def test_gdpo_needs_every_reward_of_an_episode() -> None:
@@ -220,8 +220,8 @@ def test_gdpo_is_dead_where_every_reward_is_constant() -> None:
 
 
 def test_the_order_of_the_rewards_does_not_matter() -> None:
-    one, other = ({"a": 0.1, "b": 0.7}, {"b": 0.7, "a": 0.1})
-    configs = [ESTIMATORS["gdpo"](batch_key="all", components=weights) for weights in (one, other)]
+    first, second = ({"a": 0.1, "b": 0.7}, {"b": 0.7, "a": 0.1})
+    configs = [ESTIMATORS["gdpo"](batch_key="all", components=weights) for weights in (first, second)]
     assert configs[0].model_dump_json() == configs[1].model_dump_json()
     assert configs[1].input_needs().components == ("a", "b")
 

@@ -59,11 +59,11 @@ def test_the_header_names_every_option_and_every_output_column(name: str) -> Non
 
 @each
 def test_schema_and_order_are_the_estimators(name: str) -> None:
-    known = {"episode_score": 1.0, "reward": 1.0, "state_hash": 1}
-    rows = [*steps(0, 1, **known), *steps(0, **known | {"episode_id": 7})]
-    found = run(build(name), rows).pl()
-    assert found.schema == make_output_schema(frame([]).schema)
-    assert found.select("episode_id", "step_index").rows() == [(7, 0), (8, 0), (8, 1)]
+    defaults = {"episode_score": 1.0, "reward": 1.0, "state_hash": 1}
+    rows = [*steps(0, 1, **defaults), *steps(0, **defaults | {"episode_id": 7})]
+    actual = run(build(name), rows).pl()
+    assert actual.schema == make_output_schema(frame([]).schema)
+    assert actual.select("episode_id", "step_index").rows() == [(7, 0), (8, 0), (8, 1)]
 
 
 class Stranger(GRPO):
@@ -72,9 +72,9 @@ class Stranger(GRPO):
 
 @pytest.mark.parametrize("config", [ESTIMATORS["hgpo"](), ESTIMATORS["reinforce_pp"](batch_key="all"), Stranger()])
 def test_of_an_estimator_without_a_twin_those_that_have_one_are_listed(config: Estimator) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         run(config, steps(0))
-    text = str(told.value)
+    text = str(error.value)
     assert text.startswith(f"{config.name} has no SQL twin")
     assert text.endswith(", ".join(sorted(TWINS)))
 
@@ -131,9 +131,9 @@ def test_what_the_job_refuses_stops_the_query(name: str, rows: list[dict[str, An
 def test_what_the_job_takes_stops_no_query(name: str) -> None:
     odd = {"reward": None, "episode_score": None, "is_active": None, "state_hash": None}
     rows = [*steps(0, **odd), *steps(1, **odd | {"is_active": False, "reward": float("nan")})]
-    wanted = build(name).advantages(frame(rows).lazy()).collect()
-    assert run(build(name), rows).pl().rows() == wanted.rows()
-    assert len(wanted) == 1
+    expected = build(name).advantages(frame(rows).lazy()).collect()
+    assert run(build(name), rows).pl().rows() == expected.rows()
+    assert len(expected) == 1
 
 
 def test_a_negative_score_has_no_ratio_to_a_mean() -> None:
@@ -166,10 +166,10 @@ def lean(config: Estimator, *names: str) -> tuple[duckdb.DuckDBPyRelation, pl.La
 )
 def test_columns_that_a_configuration_does_not_need_may_be_absent(config: Estimator, columns: tuple[str, ...]) -> None:
     twin, rows = lean(config, *columns)
-    found, expected = twin.pl(), config.advantages(rows).collect()
-    assert found["advantage"].to_list() == pytest.approx(expected["advantage"].to_list(), abs=1e-9)
-    assert found["advantage"].null_count() == 0
-    assert found["flags"].to_list() == expected["flags"].to_list()
+    actual, expected = twin.pl(), config.advantages(rows).collect()
+    assert actual["advantage"].to_list() == pytest.approx(expected["advantage"].to_list(), abs=1e-9)
+    assert actual["advantage"].null_count() == 0
+    assert actual["flags"].to_list() == expected["flags"].to_list()
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,6 @@ def test_columns_that_a_configuration_does_not_need_may_be_absent(config: Estima
 def test_a_column_that_is_needed_and_absent_is_named(config: Estimator, missing: str) -> None:
     with pytest.raises(
         UsageError, match=rf"^stored: column .*{missing}.* is missing \(found: episode_id, group_id, "
-    ) as told:
+    ) as error:
         lean(config)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)

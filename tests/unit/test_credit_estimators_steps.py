@@ -15,8 +15,8 @@ def trajectory(number: int, rewards: list[float | None], *, group: int = 1, **co
     """One trajectory. Lists among the columns have one value per step."""
     rows = []
     for i, reward in enumerate(rewards):
-        own = {name: value[i] if isinstance(value, list) else value for name, value in columns.items()}
-        rows.append({"episode_id": number, "group_id": group, "step_index": i, "reward": reward, **own})
+        row = {name: value[i] if isinstance(value, list) else value for name, value in columns.items()}
+        rows.append({"episode_id": number, "group_id": group, "step_index": i, "reward": reward, **row})
     return rows
 
 
@@ -50,8 +50,8 @@ def test_discounted_grpo_compares_steps_at_the_same_position() -> None:
 
 
 def test_discounted_grpo_over_all_steps_of_the_group() -> None:
-    found = advantage("discounted_grpo", TWO, gamma=0.5, norm="mean_norm", compare="all_steps")
-    assert found == pytest.approx([-1.1, 0.4, 1.4, -1.1, 0.4])
+    actual = advantage("discounted_grpo", TWO, gamma=0.5, norm="mean_norm", compare="all_steps")
+    assert actual == pytest.approx([-1.1, 0.4, 1.4, -1.1, 0.4])
     assert column("group_size", "discounted_grpo", TWO) == [2] * 5
     assert column("anchor_size", "discounted_grpo", TWO) == [0] * 5
 
@@ -83,8 +83,8 @@ def test_reinforce_pp_normalises_returns_over_the_batch() -> None:
 def test_reinforce_pp_by_policy_version() -> None:
     rows = trajectory(0, [1.0], policy_version=1) + trajectory(1, [5.0], policy_version=2)
     rows += trajectory(2, [3.0], policy_version=1, group=2) + trajectory(3, [0.0])
-    found = advantage("reinforce_pp", rows, batch_key="policy_version")
-    assert found == pytest.approx([-(0.5**0.5), 0.0, None, 0.5**0.5], abs=1e-5)
+    actual = advantage("reinforce_pp", rows, batch_key="policy_version")
+    assert actual == pytest.approx([-(0.5**0.5), 0.0, None, 0.5**0.5], abs=1e-5)
     flags = column("flags", "reinforce_pp", rows, batch_key="policy_version")
     assert flags == ["", "singleton_batch", "unknown_batch", ""]
 
@@ -168,8 +168,8 @@ PATHS = [
 def test_hgpo_weighs_the_longer_shared_past_more() -> None:
     options = {"gamma": 1.0, "norm": "mean_norm", "history": 1}
     # At z: against all three (mean 3), and against the one that came from a, too (mean 4). Weights 2 and 3.
-    wanted = [(2 * 3 + 3 * 2) / 5, (2 * -1 + 3 * -2) / 5, -2.0]
-    assert column("a_step", "hgpo", PATHS, **options)[1::2] == pytest.approx(wanted)
+    expected = [(2 * 3 + 3 * 2) / 5, (2 * -1 + 3 * -2) / 5, -2.0]
+    assert column("a_step", "hgpo", PATHS, **options)[1::2] == pytest.approx(expected)
     assert column("a_step", "hgpo", PATHS, **options)[0::2] == [2.0, -2.0, 0.0]
     assert advantage("hgpo", PATHS, **options) == column("a_step", "hgpo", PATHS, **options)
     flat = [(3 + 2) / 2, (-1 - 2) / 2, -2.0]
@@ -178,8 +178,8 @@ def test_hgpo_weighs_the_longer_shared_past_more() -> None:
 
 
 def test_hgpo_takes_the_population_deviation() -> None:
-    found = advantage("hgpo", PATHS, gamma=1.0, history=0)
-    assert found[0] == pytest.approx(1.0, abs=1e-5)  # two values: (6 - 4) / 2
+    actual = advantage("hgpo", PATHS, gamma=1.0, history=0)
+    assert actual[0] == pytest.approx(1.0, abs=1e-5)  # two values: (6 - 4) / 2
 
 
 def test_hgpo_may_take_the_episode_as_one_more_level() -> None:

@@ -33,9 +33,9 @@ def names(modules: tuple[ModuleType, ...]) -> set[str]:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimators_code_is_its_own_and_what_it_imports(name: str) -> None:
-    found = names(find_deciding_modules(*ESTIMATORS[name].code()))
-    assert {"steps", "estimators.normalise", "estimators.protocol", f"estimators.{name}"} <= found
-    assert not found & set(HOW_A_JOB_RUNS), "how a job runs decides no number"
+    modules = names(find_deciding_modules(*ESTIMATORS[name].code()))
+    assert {"steps", "estimators.normalise", "estimators.protocol", f"estimators.{name}"} <= modules
+    assert not modules & set(HOW_A_JOB_RUNS), "how a job runs decides no number"
 
 
 def test_code_that_an_estimator_does_not_use_is_not_its_code() -> None:
@@ -53,9 +53,9 @@ def test_imports_are_followed_wherever_they_stand(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(tmp_path)
     mine = __import__("mine")
     monkeypatch.setitem(sys.modules, "mine", mine)
-    found = names(find_deciding_modules(mine))
-    assert {"mine", "compare", "anchors.similar", "estimators.normalise", "steps"} <= found
-    assert not found & {"estimators.gae", "job"}
+    modules = names(find_deciding_modules(mine))
+    assert {"mine", "compare", "anchors.similar", "estimators.normalise", "steps"} <= modules
+    assert not modules & {"estimators.gae", "job"}
 
 
 # ---------------------------------------------------------------- memory
@@ -63,10 +63,10 @@ def test_imports_are_followed_wherever_they_stand(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    made = empty_lake(tmp_path / "lake")
+    lk = empty_lake(tmp_path / "lake")
     steps = [StepRecord(state="x" * 1000, action="go") for _ in range(3)]
-    made.append([EpisodeRecord(run_id="r", task_id="t", steps=steps)])
-    return made
+    lk.append([EpisodeRecord(run_id="r", task_id="t", steps=steps)])
+    return lk
 
 
 def test_texts_make_ranges_shorter_and_workers_share_the_budget(lk: Lake) -> None:
@@ -102,14 +102,14 @@ def label(lk: Lake) -> pl.DataFrame:
 def test_a_part_writes_elsewhere_and_counts_when_it_is_taken(lk: Lake) -> None:
     with lk.job(kind="group") as job:
         part: JobPart = pickle.loads(pickle.dumps(job.part()))
-        taken, lost = part.write("groupings", label(lk)), part.write("groupings", label(lk))
-        assert isinstance(taken, WrittenRows)
+        accepted, lost = part.write("groupings", label(lk)), part.write("groupings", label(lk))
+        assert isinstance(accepted, WrittenRows)
         assert lost is not None
-        assert taken.rows == 1
-        job.take(taken)
+        assert accepted.rows == 1
+        job.take(accepted)
         assert lk.scan("groupings").collect().is_empty(), "not before the job has ended"
     rows = lk.scan("groupings").collect()
-    assert rows["write_id"].to_list() == [taken.write_id]
+    assert rows["write_id"].to_list() == [accepted.write_id]
     assert rows["job_id"].to_list() == [job.job_id]
     assert lk.snapshot().dead_write_ids == {lost.write_id}
 
@@ -151,8 +151,8 @@ def test_imports_are_found_as_a_parser_finds_them() -> None:
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                whole = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
-                names |= {name if inputs._is_module(name) else module for name, module in whole}
+                imported = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+                names |= {name if inputs._is_module(name) else module for name, module in imported}
         return {name for name in names if name.startswith("pipelines.credit.")}
 
     modules = [import_module(m.name) for m in pkgutil.walk_packages(pipelines.credit.__path__, "pipelines.credit.")]

@@ -53,20 +53,20 @@ def test_no_estimator_is_called_like_a_verb_or_like_what_is_refused() -> None:
 
 
 def test_the_help_lists_every_estimator_and_verb_with_a_line(cli: Cli) -> None:
-    shown = " ".join(cli("credit", "-h").out.split())
+    help_text = " ".join(cli("credit", "-h").out.split())
     for name in ESTIMATORS:
-        assert f" {name} {read_title(name)}" in shown
+        assert f" {name} {read_title(name)}" in help_text
     for name, command in credit.commands.items():
-        assert f" {name} {command.get_short_help_str()}" in shown
+        assert f" {name} {command.get_short_help_str()}" in help_text
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, *credit.commands])
 def test_every_command_explains_itself(cli: Cli, name: str) -> None:
-    shown = cli("credit", name, "-h")
-    assert shown.code == 0
-    assert shown.out.startswith(f"Usage: trajlake credit {name} [OPTIONS]")
+    command = cli("credit", name, "-h")
+    assert command.code == 0
+    assert command.out.startswith(f"Usage: trajlake credit {name} [OPTIONS]")
     if name in ESTIMATORS:
-        words = " ".join(shown.out.split())
+        words = " ".join(command.out.split())
         assert all(option in words for option in ESTIMATORS[name].model_fields)
 
 
@@ -112,8 +112,8 @@ def test_lone_episodes_are_refused_before_a_job_begins(cli: Cli, tmp_path: Path)
 def test_recorded_rewards_are_taken_unless_told_otherwise(cli: Cli, lk: Lake) -> None:
     lk.append(rollouts("b", [0.5, 1.0], reward=0.5))
     assert "last step's reward" not in cli("credit", "gigpo", "--lake", lk.uri).err
-    told = cli("credit", "gigpo", "--lake", lk.uri, "--set", "step_source=terminal_score")
-    assert "last step's reward" not in told.err, "it was asked for"
+    command = cli("credit", "gigpo", "--lake", lk.uri, "--set", "step_source=terminal_score")
+    assert "last step's reward" not in command.err, "it was asked for"
     parameters = lk.sql("SELECT parameters FROM job_runs WHERE kind = 'credit' ORDER BY started_at")["parameters"]
     assert ['"step_source":"rewards"' in text for text in parameters] == [True, False]
 
@@ -200,8 +200,10 @@ def test_the_help_of_an_estimator_tells_each_option_s_default_and_meaning(cli: C
             assert "Required." in meaning
         elif option != "anchors":
             default = field.get_default()
-            shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
-            assert after.removeprefix(meaning).startswith(f"[default: {shown}]"), option
+            default_text = (
+                "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+            )
+            assert after.removeprefix(meaning).startswith(f"[default: {default_text}]"), option
 
 
 @pytest.mark.parametrize(
@@ -222,14 +224,14 @@ def test_a_preset_gives_the_numbers_of_the_code_it_names(
     rows = [row for row in document["rows"] if row["active"]]
     lk = empty_lake(tmp_path / "lake")
     lk.append(golden_episodes(rows))
-    given = [word for setting in settings for word in ("--set", setting)]
-    done = cli("credit", "gigpo", "--lake", lk.uri, "--preset", "verl-agent", *given, "--check", "one_start=off")
+    options = [word for setting in settings for word in ("--set", setting)]
+    done = cli("credit", "gigpo", "--lake", lk.uri, "--preset", "verl-agent", *options, "--check", "one_start=off")
     assert done.code == 0, done.fault
-    found = lk.sql(
+    advantages = lk.sql(
         "SELECT e.task_id, e.agent_id AS traj_id, a.step_index, a.advantage FROM latest_advantages a "
         "JOIN episodes e USING (episode_id)"
     )
-    ours = {(row["traj_id"], row["step_index"]): row["advantage"] for row in found.iter_rows(named=True)}
+    ours = {(row["traj_id"], row["step_index"]): row["advantage"] for row in advantages.iter_rows(named=True)}
     theirs = {(row["traj_id"], row["step_index"]): row["A_mean_norm"] for row in rows}
     assert ours == pytest.approx(theirs, abs=5e-6, rel=0)
 
@@ -258,8 +260,8 @@ def golden_episodes(rows: list[dict[str, Any]]) -> list[EpisodeRecord]:
 def test_options_beside_a_preset_win_and_what_was_resolved_is_recorded(cli: Cli, lk: Lake, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[credit.gigpo]\nomega = 0.5\ngamma = 0.8\n")
-    given = ("--preset", "verl-agent", "--config", str(config), "--set", "gamma=0.9")
-    assert cli("credit", "gigpo", "--lake", lk.uri, *given).code == 0
+    options = ("--preset", "verl-agent", "--config", str(config), "--set", "gamma=0.9")
+    assert cli("credit", "gigpo", "--lake", lk.uri, *options).code == 0
     (text,) = lk.sql("SELECT parameters FROM job_runs WHERE status = 'succeeded' AND kind = 'credit'")["parameters"]
     recorded = json.loads(text)["config"]
     assert (recorded["gamma"], recorded["omega"]) == (0.9, 0.5)
@@ -283,24 +285,26 @@ def test_an_unknown_preset_is_answered_with_the_known_ones(cli: Cli, lk: Lake) -
     assert "No such option" in cli("credit", "rloo", "--lake", lk.uri, "--preset", "verl-agent").err
 
 
-@pytest.mark.parametrize(("estimator", "name"), [(one, name) for one, named in PRESETS.items() for name in named])
+@pytest.mark.parametrize(
+    ("estimator", "name"), [(estimator, name) for estimator, named in PRESETS.items() for name in named]
+)
 def test_presets_are_options(estimator: str, name: str) -> None:
     assert ESTIMATORS[estimator].model_validate(PRESETS[estimator][name])
 
 
 def played(number: int, score: float) -> EpisodeRecord:
     """A rollout of two steps: a call of a tool in a state that all share, and an answer."""
-    made = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
+    tool_call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
     tokens = TokensRecord(context_ids=[1], action_ids=[2, 3], action_logprobs=[-0.25, -0.5])
-    seen = {"role": "tool", "tool_call_id": f"c{number}", "content": f"room {number}\x1b[31m"}
+    observation = {"role": "tool", "tool_call_id": f"c{number}", "content": f"room {number}\x1b[31m"}
     return EpisodeRecord(
         task_id="t",
         run_id="a",
         rollout_index=number,
         env_return=score,
         steps=[
-            StepRecord(state="hall", action="", tool_calls=[made], reward=0.0, value_estimate=0.75, tokens=tokens),
-            StepRecord(state=f"room {number}", action="done", context=[seen], reward=score),
+            StepRecord(state="hall", action="", tool_calls=[tool_call], reward=0.0, value_estimate=0.75, tokens=tokens),
+            StepRecord(state=f"room {number}", action="done", context=[observation], reward=score),
         ],
     )
 
@@ -309,21 +313,21 @@ def test_debug_shows_each_step_and_what_its_credit_is_made_of(tmp_path: Path, cl
     lk = empty_lake(tmp_path / "lake")
     lk.append([played(0, 1.0), played(1, 0.0)])
     quiet = cli("credit", "gigpo", "--lake", lk.uri)
-    shown = cli("credit", "gigpo", "--lake", lk.uri, "--log-level", "debug", "--log-episodes", "rollout_index = 0")
+    command = cli("credit", "gigpo", "--lake", lk.uri, "--log-level", "debug", "--log-episodes", "rollout_index = 0")
     assert "observation" not in quiet.err
-    assert "\x1b" not in shown.err
+    assert "\x1b" not in command.err
     first, second = lk.sql(
         "SELECT * FROM current_advantages JOIN episodes USING (episode_id) WHERE rollout_index = 0 ORDER BY step_index"
     ).to_dicts()
-    lines = [line.strip() for line in shown.err.splitlines()]
+    lines = [line.strip() for line in command.err.splitlines()]
     steps = [index for index, line in enumerate(lines) if line.startswith("step ")]
     assert len(steps) == 2, "of the chosen episode alone"
-    seen, acted, tool, made = lines[steps[0] : steps[0] + 4]
-    assert "'hall'" in seen
+    state_line, acted, tool, advantage_line = lines[steps[0] : steps[0] + 4]
+    assert "'hall'" in state_line
     assert {"-0.75", "0.75"} <= set(acted.replace(";", " ").replace(",", " ").split())
     assert "look({" in tool
     assert "room 0" in tool
-    for name, row, line in (("G", first, made), ("A_S", second, lines[steps[1] + 2])):
+    for name, row, line in (("G", first, advantage_line), ("A_S", second, lines[steps[1] + 2])):
         assert row["return_to_go"] is not None, name
         figures = [f"{row[column]:.6g}" for column in ("return_to_go", "a_episode", "a_step", "advantage")]
         assert all(figure in line for figure in figures), (figures, line)
@@ -354,7 +358,7 @@ def test_without_a_choice_the_first_groups_are_logged_and_the_rest_is_counted(tm
     lk = empty_lake(tmp_path / "lake")
     tasks = [msgspec.structs.replace(played(n, float(n)), task_id=f"t{task}") for task in range(4) for n in range(2)]
     lk.append(tasks)
-    shown = cli("credit", "gigpo", "--lake", lk.uri, "--log-level", "debug").err
-    assert sum(line.startswith("group ") for line in shown.splitlines()) == 2
-    assert sum(line.strip().startswith("step ") for line in shown.splitlines()) == 8
-    assert any(line.startswith("2 ") and "--log-episodes" in line for line in shown.splitlines())
+    log = cli("credit", "gigpo", "--lake", lk.uri, "--log-level", "debug").err
+    assert sum(line.startswith("group ") for line in log.splitlines()) == 2
+    assert sum(line.strip().startswith("step ") for line in log.splitlines()) == 8
+    assert any(line.startswith("2 ") and "--log-episodes" in line for line in log.splitlines())

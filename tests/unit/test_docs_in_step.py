@@ -20,26 +20,27 @@ PATH_IN_CODE = re.compile(r"\bdocs/[\w./-]*\w")
 def test_a_stale_page_is_named_then_written_as_this_checkout_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two pages, in this process; `make check` compares all of them, in one of its own."""
+    """Two pages, in this process; `make check` compares all of them, in another process."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "generate")
     spec = spec_from_file_location("generate", ROOT / "docs" / "generate" / "__main__.py")
     assert spec is not None
     assert spec.loader is not None
     generate = module_from_spec(spec)
     spec.loader.exec_module(generate)
-    names = ("jsonl.md", "tables.md")
-    monkeypatch.setattr(generate, "REFERENCE", tmp_path)
+    names = ("reference/jsonl.md", "reference/tables.md")
+    monkeypatch.setattr(generate, "DOCS", tmp_path)
+    (tmp_path / "reference").mkdir()
     monkeypatch.setattr(generate, "PAGES", {name: generate.PAGES[name] for name in names})
     right = (ROOT / "docs" / "reference" / "jsonl.md").read_text("utf-8")
-    (tmp_path / "jsonl.md").write_text(right.replace("task_id", "task"), "utf-8")
+    (tmp_path / "reference" / "jsonl.md").write_text(right.replace("task_id", "task"), "utf-8")
 
     assert generate.main(["--check"]) == 1
     assert "docs/reference/jsonl.md, docs/reference/tables.md; run `make docs`" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["jsonl.md"]
+    assert [path.name for path in (tmp_path / "reference").iterdir()] == ["jsonl.md"]
 
     assert generate.main([]) == 0
     for name in names:
-        assert (tmp_path / name).read_text("utf-8") == (ROOT / "docs" / "reference" / name).read_text("utf-8")
+        assert (tmp_path / name).read_text("utf-8") == (ROOT / "docs" / name).read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["ingest", "sql", "tables", "history", "doctor", "credit", "train", "view", "demo"])
@@ -112,21 +113,21 @@ FEATURES = {"A": 36, "B": 30, "C": 19, "D": 17, "E": 39}
 
 def test_every_feature_of_the_five_systems_has_a_verdict_and_tests_that_exist() -> None:
     text = (ROOT / "docs" / "reference" / "systems.md").read_text("utf-8")
-    found: dict[str, Counter[str]] = {}
+    stated_counts: dict[str, Counter[str]] = {}
     faults = []
     for system, section in re.findall(r"^## ([A-E]) (.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
         rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if line.startswith("| ")][2:]
-        found[system] = Counter(verdict.strip() for _, verdict, _, _ in rows)
+        stated_counts[system] = Counter(verdict.strip() for _, verdict, _, _ in rows)
         for feature, verdict, where, tests in rows:
             named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
             faults += [f"{path}::{name}" for path, name in named if not suite_of(path, name)]
             if not where.strip() or not (named or verdict.strip() == "differs"):
                 faults.append(feature)
-    assert {system: counts.total() for system, counts in found.items()} == FEATURES
+    assert {system: counts.total() for system, counts in stated_counts.items()} == FEATURES
     summed = re.findall(r"^\| \[([A-E]): .*\| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
-    told = {system: (int(works), int(differs)) for system, _, works, differs in summed}
-    assert told == {system: (counts["works"], counts["differs"]) for system, counts in found.items()}
-    assert sum(map(sum, told.values())) == sum(FEATURES.values())
+    stated = {system: (int(works), int(differs)) for system, _, works, differs in summed}
+    assert stated == {system: (counts["works"], counts["differs"]) for system, counts in stated_counts.items()}
+    assert sum(map(sum, stated.values())) == sum(FEATURES.values())
     assert not faults
 
 
@@ -143,7 +144,7 @@ def suite_of(path: str, name: str) -> str:
 
 
 def test_the_suite_of_a_test_is_seen_in_its_marks() -> None:
-    engines = "tests/integration/test_loop_vllm.py"
+    engines = "tests/integration/test_online_loop_vllm.py"
     assert suite_of(engines, "test_the_test_tells_what_differs_from_what_does_not") == "usual"
     assert suite_of(engines, "test_the_loop_through_an_engine_is_the_loop_in_process") == "slow"
     of_massgen = "test_an_engine_that_does_not_answer_is_an_error_not_a_wrong_answer"

@@ -77,7 +77,7 @@ def test_an_example_prints_what_the_page_says(code: str, output: str) -> None:
 def test_the_fault_is_the_one_that_the_page_shows() -> None:
     ((command, fault),) = re.findall(r"```sh\n(.*?)```\n\n```text\ntrajlake: (.*?)\n```", PAGE, re.DOTALL)
     with pytest.raises(UsageError) as error:
-        build_config(parse_settings(("loss.clip_low=0.1",), {"model": "tiny", "loss.name": "awr"}))
+        build_config(parse_settings(("model=tiny", "loss.name=awr", "loss.clip_low=0.1")))
     assert "--loss awr --set loss.clip_low=0.1" in command
     assert str(error.value) == fault
 

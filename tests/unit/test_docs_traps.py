@@ -22,17 +22,17 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 def rows() -> dict[str, list[list[str]]]:
     """The cells of each row, by group."""
-    found: dict[str, list[list[str]]] = {}
+    rows_by_trap: dict[str, list[list[str]]] = {}
     for line in PAGE.splitlines():
         if not line.startswith("|") or line.startswith(("| trap |", "|---")):
             continue
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert len(cells) == 3, line
         if heading := re.fullmatch(r"\*\*(.+)\*\*", cells[0]):
-            found[heading[1]] = []
+            rows_by_trap[heading[1]] = []
         else:
-            found[list(found)[-1]].append(cells)
-    return found
+            rows_by_trap[list(rows_by_trap)[-1]].append(cells)
+    return rows_by_trap
 
 
 ROWS = rows()

@@ -25,14 +25,14 @@ def answer(message: Any, prompt_ids: list[int], ids: list[int], **fields: Any) -
     logprobs = {"content": [{"token": "t", "logprob": -0.5} for _ in ids]}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": ids, "logprobs": logprobs}
     usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids), "total_tokens": 9}
-    made: dict[str, Any] = {
+    event: dict[str, Any] = {
         "id": "r",
         "object": "chat.completion",
         "model": "tiny",
         "choices": [choice],
         "usage": usage,
     }
-    return made | {"prompt_token_ids": prompt_ids} | fields
+    return event | {"prompt_token_ids": prompt_ids} | fields
 
 
 def event(kind: str, data: Any, **fields: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def read(folder: Path, *lines: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
 
 
 def only(folder: Path, *lines: Any) -> EpisodeRecord:
-    """The one record of lines of which none is rejected."""
+    """The one record of lines without rejects."""
     (record,), rejects = read(folder, *lines)
     assert not rejects
     return record
@@ -87,8 +87,8 @@ def test_a_real_archive_gives_what_plain_counting_gives() -> None:
     rewards = [e["data"]["value"] for e in events if e["event_type"] == "reward"]
     records, rejects = read_file(path)
     assert not rejects
-    said = sum(len(choice["message"]["content"]) for choice in choices)
-    assert counts(records) == Counts(len(lines), len(choices), 0, sorted(rewards * 2), said)
+    length = sum(len(choice["message"]["content"]) for choice in choices)
+    assert counts(records) == Counts(len(lines), len(choices), 0, sorted(rewards * 2), length)
     assert counts(records)[:3] == (5, 5, 0)
     for record, choice, line in zip(records, choices, lines, strict=True):
         tokens = record.steps[0].tokens
@@ -162,9 +162,9 @@ def test_the_chunks_of_a_stream_are_one_answer(tmp_path: Path) -> None:
 
 def test_a_completion_of_text_is_one_too(tmp_path: Path) -> None:
     choice = {"index": 0, "text": " 3", "token_ids": [4], "prompt_token_ids": [1], "logprobs": {"token_logprobs": [-1]}}
-    told = request([], {"model": "tiny", "choices": [choice]})
-    told["data"]["request"] = {"prompt": "1 + 2 =", "model": "tiny"}
-    step = only(tmp_path, archive(told)).steps[0]
+    call_event = request([], {"model": "tiny", "choices": [choice]})
+    call_event["data"]["request"] = {"prompt": "1 + 2 =", "model": "tiny"}
+    step = only(tmp_path, archive(call_event)).steps[0]
     assert (step.state, step.action) == ("1 + 2 =", " 3")
     assert step.tokens is not None
     assert (step.tokens.context_ids, step.tokens.action_logprobs) == ([1], [-1.0])
@@ -201,9 +201,9 @@ def test_a_history_that_was_cut_opens_a_new_conversation(tmp_path: Path) -> None
 
 
 def test_other_choices_and_settings_are_kept(tmp_path: Path) -> None:
-    told = answer({"role": "assistant", "content": "a"}, [1], [2])
-    told["choices"].append({"index": 1, "message": {"role": "assistant", "content": "b"}})
-    record = only(tmp_path, archive(request([ASK], told, retry_count=2)))
+    answer_event = answer({"role": "assistant", "content": "a"}, [1], [2])
+    answer_event["choices"].append({"index": 1, "message": {"role": "assistant", "content": "b"}})
+    record = only(tmp_path, archive(request([ASK], answer_event, retry_count=2)))
     assert (record.sampling, record.tools) == ({"temperature": 0.5}, [TOOL])
     assert record.steps[0].extra is not None
     assert record.steps[0].extra["choices"][0]["message"]["content"] == "b"
@@ -266,9 +266,9 @@ def test_a_rollout_that_did_not_end_says_so(tmp_path: Path, state: str, status: 
 
 def test_siblings_have_the_same_input(tmp_path: Path) -> None:
     same = archive(rollout_id="r2")
-    other = archive(rollout_id="r3", input={"question": "2 + 2?"})
+    other_archive = archive(rollout_id="r3", input={"question": "2 + 2?"})
     named = archive(rollout_id="r4", input={"data_id": "d7"})
-    first, second, third, fourth = read(tmp_path, archive(), same, other, named)[0]
+    first, second, third, fourth = read(tmp_path, archive(), same, other_archive, named)[0]
     assert first.task_id == second.task_id != third.task_id
     assert fourth.task_id == "d7"
     assert first.rollout_index != second.rollout_index
@@ -291,7 +291,7 @@ def test_attempts_are_episodes_and_the_last_one_is_the_rollouts(tmp_path: Path) 
 
 
 def test_events_may_stand_by_attempt(tmp_path: Path) -> None:
-    bare = [{key: item for key, item in given.items() if key != "attempt_id"} for given in (FIRST, REWARD)]
+    bare = [{key: item for key, item in event.items() if key != "attempt_id"} for event in (FIRST, REWARD)]
     line = archive() | {"events": {"x": [bare[0]], "a": bare}}
     assert [(r.extra or {})["attempt_id"] for r in read(tmp_path, line)[0]] == ["x", "a"]
 
@@ -317,9 +317,9 @@ def test_keys_are_left_out(tmp_path: Path) -> None:
     ]
     line = archive(config={"pod": {"env": env}, "api_key": "sk-3"})
     line["resources"] = {"main": {"model": "tiny", "api_key": "sk-4"}}
-    asked = request([ASK], answer({"role": "assistant", "content": "a"}, [1], [2]))
-    asked["data"]["request"] |= {"api_key": "sk-5", "extra_headers": {"Authorization": "sk-6"}}
-    line["events"] = [asked, request([ASK], {}, status="error", api_key="sk-7")]
+    call_event = request([ASK], answer({"role": "assistant", "content": "a"}, [1], [2]))
+    call_event["data"]["request"] |= {"api_key": "sk-5", "extra_headers": {"Authorization": "sk-6"}}
+    line["events"] = [call_event, request([ASK], {}, status="error", api_key="sk-7")]
     record = only(tmp_path, line)
     assert "sk-" not in str(record)
     assert (record.extra or {})["resources"] == {"main": {"model": "tiny"}}
@@ -330,8 +330,8 @@ def test_keys_are_left_out(tmp_path: Path) -> None:
 
 
 def test_events_alone_are_grouped_by_rollout_wherever_they_stand(tmp_path: Path) -> None:
-    other = [given | {"rollout_id": "other"} for given in (FIRST, REWARD)]
-    records, rejects = read(tmp_path, FIRST, other[0], SECOND, REWARD, other[1])
+    other_events = [event | {"rollout_id": "other"} for event in (FIRST, REWARD)]
+    records, rejects = read(tmp_path, FIRST, other_events[0], SECOND, REWARD, other_events[1])
     assert not rejects
     assert [(r.task_id, len(r.steps), r.env_return, r.status) for r in records] == [
         ("ro", 2, 1.0, "completed"),

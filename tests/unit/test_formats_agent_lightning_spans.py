@@ -1,4 +1,4 @@
-"""agent-lightning 0.x spans: which of them are the agent's calls, whoever recorded them, and what is a reward."""
+"""agent-lightning 0.x spans: which of them are the agent's calls, no matter who recorded them, and what is a reward."""
 
 import json
 from pathlib import Path
@@ -26,17 +26,17 @@ IDS = {"prompt_token_ids": [1, 2], "response_token_ids": [3]}
 
 def span(name: str, attributes: dict[str, Any], number: int = 1, **fields: Any) -> dict[str, Any]:
     """A span of the store."""
-    made: dict[str, Any] = {
+    span_fields: dict[str, Any] = {
         "rollout_id": "ro",
         "attempt_id": "at",
         "sequence_id": number,
         "trace_id": "t",
         "span_id": f"s{number}",
     }
-    made |= {"parent_id": None, "name": name, "status": {"status_code": "OK", "description": None}}
-    made |= {"attributes": attributes, "events": [], "links": [], "context": None, "parent": None}
-    made |= {"start_time": 1_750_000_000.0 + number, "end_time": 1_750_000_000.5 + number}
-    return made | {"resource": {"attributes": {"service.name": "x"}, "schema_url": ""}} | fields
+    span_fields |= {"parent_id": None, "name": name, "status": {"status_code": "OK", "description": None}}
+    span_fields |= {"attributes": attributes, "events": [], "links": [], "context": None, "parent": None}
+    span_fields |= {"start_time": 1_750_000_000.0 + number, "end_time": 1_750_000_000.5 + number}
+    return span_fields | {"resource": {"attributes": {"service.name": "x"}, "schema_url": ""}} | fields
 
 
 def call(number: int = 1, **fields: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def read(folder: Path, *spans: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
 
 
 def only(folder: Path, *spans: Any) -> EpisodeRecord:
-    """The one record of spans of which none is rejected."""
+    """The one record of spans without rejects."""
     (record,), rejects = read(folder, *spans)
     assert not rejects, rejects[0].message
     return record
@@ -71,18 +71,18 @@ def only(folder: Path, *spans: Any) -> EpisodeRecord:
 
 def test_spans_of_the_client_give_what_plain_counting_gives() -> None:
     spans = [json.loads(line) for line in (GOLDEN / "client.jsonl").read_text("utf-8").splitlines()]
-    said = [s["attributes"] for s in spans if s["name"] == "openai.chat.completion"]
-    asked = [s for s in spans if "tool.call.id" in s["attributes"]]
+    calls = [s["attributes"] for s in spans if s["name"] == "openai.chat.completion"]
+    tool_spans = [s for s in spans if "tool.call.id" in s["attributes"]]
     rewards = [
         v
         for s in spans
         for k, v in s["attributes"].items()
         if k.startswith("agentlightning.reward.") and k[-1] == "e" and isinstance(v, float)
     ]
-    texts = [attributes.get("gen_ai.completion.0.content", "") for attributes in said]
+    texts = [attributes.get("gen_ai.completion.0.content", "") for attributes in calls]
     records, rejects = read_file(GOLDEN / "client.jsonl")
     assert not rejects
-    expected = Counts(1, len(said), len(asked), sorted([*rewards, rewards[1]]), sum(map(len, texts)))
+    expected = Counts(1, len(calls), len(tool_spans), sorted([*rewards, rewards[1]]), sum(map(len, texts)))
     assert counts(records) == expected == Counts(1, 2, 1, [0.25, 0.5, 1.0, 1.0], 8)
     (record,) = records
     assert record.env_return == 1.0, "the first of the last reward span"
@@ -111,7 +111,7 @@ def test_tokens_are_those_that_the_engine_gave(name: str) -> None:
 
 
 def test_spans_of_the_proxy_are_one_decision_a_request() -> None:
-    """Two spans tell of each request, and one of them in Python's words."""
+    """Each request has two spans, and one of them in Python's words."""
     (record,), rejects = read_file(GOLDEN / "proxy.jsonl")
     assert not rejects
     assert counts([record]) == Counts(1, 2, 1, [], 8)
@@ -119,7 +119,7 @@ def test_spans_of_the_proxy_are_one_decision_a_request() -> None:
     assert first.tool_calls is not None
     assert (first.tool_calls[0]["id"], first.finish_reason) == ("call_1", "tool_calls")
     assert (second.state, second.action, second.model) == ("3", "It is 3.", "tiny")
-    assert {made.name for made in record.spans} >= {"litellm_request", "raw_gen_ai_request"}
+    assert {span.name for span in record.spans} >= {"litellm_request", "raw_gen_ai_request"}
 
 
 # ---------------------------------------------------------------- calls
@@ -157,7 +157,7 @@ def test_a_call_inside_a_call_is_the_same_one(tmp_path: Path) -> None:
 
 
 def test_calls_that_weave_traced_are_decisions(tmp_path: Path) -> None:
-    said = {
+    texts = {
         "agentlightning.operation.input.messages.0.role": "user",
         "agentlightning.operation.input.messages.0.content": "1 + 2?",
         "agentlightning.operation.input.model": "tiny",
@@ -167,7 +167,7 @@ def test_calls_that_weave_traced_are_decisions(tmp_path: Path) -> None:
         "agentlightning.operation.output.choices.0.token_ids": [3],
         "agentlightning.operation.output.prompt_token_ids": [1, 2],
     }
-    (step,) = only(tmp_path, span("openai.chat.completions.create", said)).steps
+    (step,) = only(tmp_path, span("openai.chat.completions.create", texts)).steps
     assert (step.state, step.action, step.model) == ("1 + 2?", "It is 3.", "tiny")
     assert step.tokens is not None
     assert (step.tokens.context_ids, step.tokens.action_ids) == ([1, 2], [3])
@@ -184,17 +184,17 @@ def test_calls_inside_a_reward_are_a_judges(tmp_path: Path) -> None:
     assert len(record.steps) == 1
     assert record.env_return == 0.5
     assert any(
-        made.span_id == "s2" and "gen_ai.completion.0.content" in (made.attributes or {}) for made in record.spans
+        span.span_id == "s2" and "gen_ai.completion.0.content" in (span.attributes or {}) for span in record.spans
     )
 
 
 def test_an_agent_inside_an_agent_with_other_instructions_is_a_sub_agent(tmp_path: Path) -> None:
     outer = span("agent", {"agent.name": "boss"}, 5)
     inner = span("agent", {"agent.name": "clerk"}, 4, parent_id="s5")
-    told = {"gen_ai.prompt.0.role": "system", "gen_ai.prompt.0.content": "Boss.", "gen_ai.prompt.1.role": "user"}
-    first = call(1, parent_id="s5", attributes=told | {"gen_ai.prompt.1.content": "Go."})
+    attributes = {"gen_ai.prompt.0.role": "system", "gen_ai.prompt.0.content": "Boss.", "gen_ai.prompt.1.role": "user"}
+    first = call(1, parent_id="s5", attributes=attributes | {"gen_ai.prompt.1.content": "Go."})
     second = call(
-        2, parent_id="s4", attributes=told | {"gen_ai.prompt.0.content": "Clerk.", "gen_ai.prompt.1.content": "?"}
+        2, parent_id="s4", attributes=attributes | {"gen_ai.prompt.0.content": "Clerk.", "gen_ai.prompt.1.content": "?"}
     )
     records, _ = read(tmp_path, first, second, inner, outer)
     assert [(r.agent_id, r.relation, len(r.steps)) for r in records] == [(None, None, 1), ("clerk", "subagent", 1)]
@@ -221,7 +221,7 @@ def test_text_of_literals_is_parsed_and_never_evaluated(text: Any, value: Any) -
 
 
 @pytest.mark.parametrize(
-    "given",
+    "reward",
     [
         reward(0.75),
         reward("0.75"),
@@ -231,8 +231,8 @@ def test_text_of_literals_is_parsed_and_never_evaluated(text: Any, value: Any) -
         span("x", {"agentops.entity.output": '{"type": "reward", "value": 0.75}'}, 2),
     ],
 )
-def test_rewards_of_all_versions_are_read(tmp_path: Path, given: Any) -> None:
-    record = only(tmp_path, call(1), given)
+def test_rewards_of_all_versions_are_read(tmp_path: Path, reward: Any) -> None:
+    record = only(tmp_path, call(1), reward)
     assert record.env_return == 0.75
     assert [score.value for score in record.scores] == [0.75]
 
@@ -285,9 +285,9 @@ def test_what_spans_say_besides_is_kept(tmp_path: Path) -> None:
         "agentlightning.message", {"agentlightning.message.body": "hi"}, 2, events=[{"name": "e"}], odd={"x": 1}
     )
     record = only(tmp_path, call(1), note)
-    (kept,) = [made for made in record.spans if made.span_id == "s2"]
-    assert (kept.name, kept.trace_id) == ("agentlightning.message", "t")
-    assert kept.attributes == {
+    (call_span,) = [span for span in record.spans if span.span_id == "s2"]
+    assert (call_span.name, call_span.trace_id) == ("agentlightning.message", "t")
+    assert call_span.attributes == {
         "agentlightning.message.body": "hi",
         "sequence_id": 2,
         "events": [{"name": "e"}],

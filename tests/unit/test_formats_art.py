@@ -43,9 +43,9 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def flat(said: str, *, trainable: bool = True, **fields: Any) -> dict[str, Any]:
+def flat(content: str, *, trainable: bool = True, **fields: Any) -> dict[str, Any]:
     """A row of the version without a number."""
-    messages = [ASK | {"trainable": False}, {"role": "assistant", "content": said, "trainable": trainable}]
+    messages = [ASK | {"trainable": False}, {"role": "assistant", "content": content, "trainable": trainable}]
     return {"group_index": 0, "reward": 1.0, "messages": messages} | fields
 
 
@@ -163,9 +163,9 @@ def test_a_group_without_trajectories_is_a_row_that_holds_none(tmp_path: Path) -
 def test_additional_histories_are_episodes_of_their_own(tmp_path: Path) -> None:
     histories = [{"messages_and_choices": [ASK, CHOICE]}, {"messages_and_choices": [ASK]}]
     trajectory = {"messages_and_choices": [ASK, CHOICE], "reward": 1.0, "additional_histories": histories}
-    (main, other), _ = read(tmp_path / "f.parquet", v2(trajectory))
-    assert (other.relation, other.agent_id, other.env_return) == ("subagent", "history 1", None)
-    assert other.parent_episode_id == ids.to_text(identify(main, "f").episode_id)
+    (main, second), _ = read(tmp_path / "f.parquet", v2(trajectory))
+    assert (second.relation, second.agent_id, second.env_return) == ("subagent", "history 1", None)
+    assert second.parent_episode_id == ids.to_text(identify(main, "f").episode_id)
     assert main.extra is not None
     assert main.extra["history 2"] == [ASK], "one without a decision is kept as it is"
 
@@ -226,14 +226,14 @@ def test_a_wrong_row_is_refused_by_its_index(tmp_path: Path, row: dict[str, Any]
 
 def test_no_wrong_type_and_no_missing_key_of_a_trajectory_raises(tmp_path: Path) -> None:
     exchange = {"request": {"messages": [ASK]}, "response": {"choices": [CHOICE]}, "start_time": "2026-01-01T00:00:00"}
-    whole = {
+    message = {
         "messages_and_choices": [ASK, SAY | {"tool_calls": []}, CHOICE],
         "tools": [{}],
         "additional_histories": [{"messages_and_choices": [ASK, CHOICE]}],
         "metrics": {"accuracy": 1},
         "initial_policy_version": 1,
     }
-    for value in (whole, {"exchanges": {"chat_completions": [exchange]}}):
+    for value in (message, {"exchanges": {"chat_completions": [exchange]}}):
         read(tmp_path / "f.parquet", *(v2(variant, trajectory_index=None) for variant in damaged(value)))
 
 

@@ -27,12 +27,12 @@ def agent(number: int = 2, message: Any = "It is 7.", **fields: Any) -> dict[str
 
 def document(*steps: Any, **fields: Any) -> dict[str, Any]:
     """A document."""
-    given = list(steps) or [USER, agent()]
+    steps_given = list(steps) or [USER, agent()]
     return {
         "schema_version": "ATIF-v1.8",
         "session_id": "s",
         "agent": {"name": "a", "version": "1"},
-        "steps": given,
+        "steps": steps_given,
     } | (fields)
 
 
@@ -62,10 +62,10 @@ def counted(*paths: Path) -> tuple[int, int, int, int]:
     documents, steps = 0, []
     todo = [json.loads(path.read_text("utf-8")) for path in paths]
     while todo:
-        found = todo.pop()
-        todo += found.get("subagent_trajectories") or []
+        node = todo.pop()
+        todo += node.get("subagent_trajectories") or []
         documents += 1
-        steps += [step for step in found["steps"] if step["source"] == "agent"]
+        steps += [step for step in node["steps"] if step["source"] == "agent"]
     calls = sum(len(step.get("tool_calls") or ()) for step in steps)
     return documents, len(steps), calls, sum(len(step["message"]) for step in steps)
 
@@ -79,9 +79,14 @@ def counted(*paths: Path) -> tuple[int, int, int, int]:
 def test_real_documents_hold_what_their_json_says(name: str) -> None:
     path = shared_data("formats", "atif", name)
     records, rejects = read_file(path)
-    found = counts(records)
+    server_counts = counts(records)
     assert not rejects
-    assert (found.episodes, found.decisions, found.tool_calls, found.characters) == counted(path)
+    assert (
+        server_counts.episodes,
+        server_counts.decisions,
+        server_counts.tool_calls,
+        server_counts.characters,
+    ) == counted(path)
 
 
 def test_a_real_trial_gives_rewards_tokens_and_its_sub_agent() -> None:
@@ -122,10 +127,15 @@ def test_the_result_beside_a_trajectory_is_its_companion() -> None:
 def test_a_job_of_harbor_holds_what_its_json_says() -> None:
     paths = sorted(JOB.glob("**/trajectory*.json"))
     records = [record for path in paths for record in read_file(path)[0]]
-    found = counts(records)
-    assert (found.episodes, found.decisions, found.tool_calls, found.characters) == counted(*paths)
+    server_counts = counts(records)
+    assert (
+        server_counts.episodes,
+        server_counts.decisions,
+        server_counts.tool_calls,
+        server_counts.characters,
+    ) == counted(*paths)
     assert {record.run_id for record in records} == {JOB.name}
-    assert found.rewards == [0.0, 0.0, 0.75, 0.75, 1.0, 1.0, 1.0]
+    assert server_counts.rewards == [0.0, 0.0, 0.75, 0.75, 1.0, 1.0, 1.0]
     keys = {identify(record, "run").episode_id for record in records}
     assert len(keys) == len(records), "no two files of a job hold the same episode"
 
@@ -160,21 +170,21 @@ def test_a_trial_without_a_trajectory_is_its_outcome_and_its_tokens() -> None:
 
 def test_each_step_of_a_task_of_several_is_a_task_with_its_own_rewards() -> None:
     trial = JOB / "count__CCCCCCC"
-    (made,), (test,) = (read_file(trial / f"steps/{name}/agent/trajectory.json")[0] for name in ("make", "test"))
-    assert (made.task_id, made.env_return) == ("demo/count/make", 1.0)
+    (make_record,), (test,) = (read_file(trial / f"steps/{name}/agent/trajectory.json")[0] for name in ("make", "test"))
+    assert (make_record.task_id, make_record.env_return) == ("demo/count/make", 1.0)
     assert (test.task_id, test.env_return) == ("demo/count/test", 0.0)
-    assert made.rollout_index == test.rollout_index
-    assert (made.extra or {})["trial"]["verifier_result"] == {"rewards": {"reward": 0.5}}
+    assert make_record.rollout_index == test.rollout_index
+    assert (make_record.extra or {})["trial"]["verifier_result"] == {"rewards": {"reward": 0.5}}
 
 
 def test_siblings_are_numbered_by_their_trial_wherever_it_lies(tmp_path: Path) -> None:
-    (here,), _ = read_file(JOB / "count__AAAAAAA" / "agent" / "trajectory.json", "run")
+    (record_here,), _ = read_file(JOB / "count__AAAAAAA" / "agent" / "trajectory.json", "run")
     copy = shutil.copytree(JOB / "count__AAAAAAA", tmp_path / "elsewhere")
-    (there,), _ = read_file(copy / "agent" / "trajectory.json", "run")
-    (other,), _ = read_file(JOB / "count__BBBBBBB" / "result.json", "run")
-    assert identify(here, "run") == identify(there, "run")
-    assert here.task_id == other.task_id
-    assert here.rollout_index != other.rollout_index
+    (record_there,), _ = read_file(copy / "agent" / "trajectory.json", "run")
+    (other_record,), _ = read_file(JOB / "count__BBBBBBB" / "result.json", "run")
+    assert identify(record_here, "run") == identify(record_there, "run")
+    assert record_here.task_id == other_record.task_id
+    assert record_here.rollout_index != other_record.rollout_index
 
 
 @pytest.mark.parametrize(
@@ -220,15 +230,15 @@ def test_an_agents_raw_log_is_no_second_rollout_of_its_trial(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("minor", range(9))
 def test_every_version_up_to_1_8_is_read(tmp_path: Path, minor: int) -> None:
-    found = record(tmp_path / "f", document(schema_version=f"ATIF-v1.{minor}"))
-    assert (found.source_version, found.steps[0].action) == (f"ATIF-v1.{minor}", "It is 7.")
+    episode = record(tmp_path / "f", document(schema_version=f"ATIF-v1.{minor}"))
+    assert (episode.source_version, episode.steps[0].action) == (f"ATIF-v1.{minor}", "It is 7.")
 
 
 @pytest.mark.parametrize("version", ["ATIF-v1.9", "ATIF-v2.0", "ATIF-v1.10", "ATIF-1"])
 def test_another_version_is_unsupported(tmp_path: Path, version: str) -> None:
-    found = reject(tmp_path / "f", document(schema_version=version))
-    assert found.reason == "unsupported"
-    assert f"{version!r}; known: ATIF-v1.0 to ATIF-v1.8" in found.message
+    rejected = reject(tmp_path / "f", document(schema_version=version))
+    assert rejected.reason == "unsupported"
+    assert f"{version!r}; known: ATIF-v1.0 to ATIF-v1.8" in rejected.message
 
 
 def test_a_state_is_what_came_since_the_last_decision(tmp_path: Path) -> None:
@@ -239,12 +249,12 @@ def test_a_state_is_what_came_since_the_last_decision(tmp_path: Path) -> None:
         agent(3, "I ask.", tool_calls=[CALL], observation={"results": results}),
         agent(4),
     ]
-    found = record(tmp_path / "f", document(*steps))
-    assert [step.state for step in found.steps] == ["Ready.\nHow much is it?", "7\nand a bell"]
-    assert found.steps[0].tool_calls == [
+    episode = record(tmp_path / "f", document(*steps))
+    assert [step.state for step in episode.steps] == ["Ready.\nHow much is it?", "7\nand a bell"]
+    assert episode.steps[0].tool_calls == [
         {"id": "c", "type": "function", "function": {"name": "ask", "arguments": {"q": "7?"}}}
     ]
-    assert found.steps[1].context == [
+    assert episode.steps[1].context == [
         {"role": "tool", "tool_call_id": "c", "name": "ask", "content": "7"},
         {"role": "user", "content": "and a bell"},
     ]
@@ -252,17 +262,17 @@ def test_a_state_is_what_came_since_the_last_decision(tmp_path: Path) -> None:
 
 def test_text_parts_are_one_action_and_media_are_kept(tmp_path: Path) -> None:
     image = {"type": "image", "source": {"media_type": "image/png", "path": "a.png"}}
-    parts = [{"type": "text", "text": "It is "}, image, {"type": "text", "text": "7."}]
-    step = record(tmp_path / "f", document(USER, agent(message=parts))).steps[0]
+    pieces = [{"type": "text", "text": "It is "}, image, {"type": "text", "text": "7."}]
+    step = record(tmp_path / "f", document(USER, agent(message=pieces))).steps[0]
     assert step.action == "It is 7."
-    assert step.extra == {"content": parts}
+    assert step.extra == {"content": pieces}
 
 
 def test_what_other_writers_leave_out_costs_nothing(tmp_path: Path) -> None:
     call = CALL | {"arguments": None}
     step = {"source": "agent", "message": None, "tool_calls": [call]}
-    made = record(tmp_path / "t.json", document(USER, step, agent={"version": "1"}))
-    assert (made.agent_id, made.steps[0].tool_calls) == (
+    episode = record(tmp_path / "t.json", document(USER, step, agent={"version": "1"}))
+    assert (episode.agent_id, episode.steps[0].tool_calls) == (
         "agent",
         [{"id": "c", "type": "function", "function": {"name": "ask", "arguments": None}}],
     )
@@ -271,12 +281,12 @@ def test_what_other_writers_leave_out_costs_nothing(tmp_path: Path) -> None:
 def test_what_has_no_column_is_kept(tmp_path: Path) -> None:
     metrics = {"prompt_tokens": 3, "completion_tokens": 2, "cost_usd": 0.5, "cached_tokens": 1}
     fields = {"metrics": metrics, "reasoning_content": "hm", "reasoning_effort": "low", "extra": {"k": 1}}
-    found = record(tmp_path / "f", document(USER, agent(timestamp="2026-01-01T00:00:00Z", **fields), notes="n"))
-    step = found.steps[0]
+    episode = record(tmp_path / "f", document(USER, agent(timestamp="2026-01-01T00:00:00Z", **fields), notes="n"))
+    step = episode.steps[0]
     assert (step.prompt_tokens, step.completion_tokens, step.cost, step.reasoning) == (3, 2, 0.5, "hm")
     assert step.extra == {"reasoning_effort": "low", "extra": {"k": 1}, "metrics": {"cached_tokens": 1}}
-    assert (found.extra or {})["notes"] == "n"
-    assert step.started_at == found.started_at == found.ended_at
+    assert (episode.extra or {})["notes"] == "n"
+    assert step.started_at == episode.started_at == episode.ended_at
 
 
 def test_tokens_of_a_step_that_hides_several_calls_are_taken_only_if_they_are_as_many_as_it_counts(
@@ -310,11 +320,11 @@ def test_rollout_details_are_taken_only_if_they_fit_the_steps(
     (tmp_path / "result.json").write_text(json.dumps(result), "utf-8")
     (tmp_path / "agent").mkdir()
     step = agent(metrics={"completion_tokens": 2})
-    found = record(tmp_path / "agent" / "trajectory.json", document(USER, step))
-    assert (found.steps[0].tokens is not None) is is_taken
-    assert ("rollout_details" in (found.extra or {})) is not is_taken
-    if found.steps[0].tokens is not None:
-        assert found.steps[0].tokens.action_logprobs is None
+    episode = record(tmp_path / "agent" / "trajectory.json", document(USER, step))
+    assert (episode.steps[0].tokens is not None) is is_taken
+    assert ("rollout_details" in (episode.extra or {})) is not is_taken
+    if episode.steps[0].tokens is not None:
+        assert episode.steps[0].tokens.action_logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -334,8 +344,8 @@ def test_the_trials_exception_says_how_it_ended(
     fault = exception and {"exception_type": exception, "exception_message": "why"}
     result = {"task_name": "t", "trial_name": "t__1", "agent_info": {}, "exception_info": fault}
     (tmp_path / "result.json").write_text(json.dumps(result), "utf-8")
-    found = record(tmp_path / "trajectory.json", document())
-    assert (found.status, found.terminated, found.stop_reason) == (status, terminated, exception)
+    episode = record(tmp_path / "trajectory.json", document())
+    assert (episode.status, episode.terminated, episode.stop_reason) == (status, terminated, exception)
 
 
 @pytest.mark.parametrize(("name", "text"), [("reward.txt", "0.5\n"), ("reward.json", '{"reward": 0.5}')])
@@ -343,29 +353,29 @@ def test_the_verifiers_file_gives_the_reward_where_no_result_is(tmp_path: Path, 
     for folder in ("agent", "verifier"):
         (tmp_path / folder).mkdir()
     (tmp_path / "verifier" / name).write_text(text, "utf-8")
-    found = record(tmp_path / "agent" / "trajectory.json", document())
-    assert (found.env_return, [score.scorer for score in found.scores]) == (0.5, ["reward"])
+    episode = record(tmp_path / "agent" / "trajectory.json", document())
+    assert (episode.env_return, [score.scorer for score in episode.scores]) == (0.5, ["reward"])
 
 
 def test_a_damaged_companion_does_not_lose_the_trajectory(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"task_name": "t", "trial', "utf-8")
-    found = record(tmp_path / "trajectory.json", document())
-    assert "result.json is not JSON" in (found.extra or {})["trial"]["unreadable"]["result.json"]
-    assert found.steps[0].action == "It is 7."
+    episode = record(tmp_path / "trajectory.json", document())
+    assert "result.json is not JSON" in (episode.extra or {})["trial"]["unreadable"]["result.json"]
+    assert episode.steps[0].action == "It is 7."
 
 
 def test_outside_of_a_trial_the_document_may_say_what_it_is_of(tmp_path: Path) -> None:
     extra = {"task_id": 4, "rollout_index": 2, "reward": 1, "policy_version": 9}
-    found = record(tmp_path / "f", document(extra=extra))
-    assert (found.task_id, found.rollout_index, found.env_return, found.policy_version) == ("4", 2, 1.0, 9)
+    episode = record(tmp_path / "f", document(extra=extra))
+    assert (episode.task_id, episode.rollout_index, episode.env_return, episode.policy_version) == ("4", 2, 1.0, 9)
     assert record(tmp_path / "f", document()).task_id == "s"
 
 
 def test_rollouts_of_one_session_name_are_told_apart_by_how_they_begin(tmp_path: Path) -> None:
     first = record(tmp_path / "f", document(USER | {"timestamp": "2026-01-01T00:00:00Z"}, agent()))
     grown = record(tmp_path / "g", document(USER | {"timestamp": "2026-01-01T00:00:00Z"}, agent(), agent(3)))
-    other = record(tmp_path / "f", document(USER | {"timestamp": "2026-01-01T00:00:09Z"}, agent()))
-    assert first.rollout_index == grown.rollout_index != other.rollout_index
+    other_record = record(tmp_path / "f", document(USER | {"timestamp": "2026-01-01T00:00:09Z"}, agent()))
+    assert first.rollout_index == grown.rollout_index != other_record.rollout_index
 
 
 def test_sub_agents_inside_sub_agents_are_episodes_under_their_parents(tmp_path: Path) -> None:
@@ -383,8 +393,8 @@ def test_sub_agents_inside_sub_agents_are_episodes_under_their_parents(tmp_path:
 
 def test_what_the_simulated_user_did_is_not_trained_on(tmp_path: Path) -> None:
     (tmp_path / "user-agent").mkdir()
-    found = record(tmp_path / "user-agent" / "trajectory.json", document())
-    assert (found.agent_id, [step.trainable for step in found.steps]) == ("user-agent:a", [False])
+    episode = record(tmp_path / "user-agent" / "trajectory.json", document())
+    assert (episode.agent_id, [step.trainable for step in episode.steps]) == ("user-agent:a", [False])
 
 
 def test_lines_and_lists_of_documents_are_read(tmp_path: Path) -> None:
@@ -413,18 +423,18 @@ def test_lines_and_lists_of_documents_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_step_of_the_wrong_type_rejects_the_document_with_its_path(tmp_path: Path, wrong: Any, says: str) -> None:
-    found = reject(tmp_path / "f", document(USER, wrong))
-    assert (found.position, found.reason) == (0, "invalid")
-    assert re.search(re.escape(says), found.message), found.message
+    rejected = reject(tmp_path / "f", document(USER, wrong))
+    assert (rejected.position, rejected.reason) == (0, "invalid")
+    assert re.search(re.escape(says), rejected.message), rejected.message
 
 
 def test_a_document_that_ends_too_early_is_kept_as_far_as_it_goes(tmp_path: Path) -> None:
     text = json.dumps(document(USER, agent(), agent(3, "Yes."), agent(4, "Sure.")))
-    kept, lost = read(tmp_path / "f", text[: text.index("Sure.")])
-    assert isinstance(kept, tuple)
+    episode, lost = read(tmp_path / "f", text[: text.index("Sure.")])
+    assert isinstance(episode, tuple)
     assert isinstance(lost, Reject)
-    assert [step.action for step in kept[1].steps] == ["It is 7.", "Yes."]
-    assert (kept[1].status, (kept[1].extra or {})["is_cut"]) == ("aborted", True)
+    assert [step.action for step in episode[1].steps] == ["It is 7.", "Yes."]
+    assert (episode[1].status, (episode[1].extra or {})["is_cut"]) == ("aborted", True)
     assert (lost.position, lost.reason) == (0, "truncated")
 
 

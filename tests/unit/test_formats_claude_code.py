@@ -28,25 +28,25 @@ def line(kind: str, uuid: str, parent: str | None, **fields: Any) -> dict[str, A
     return common | times | fields
 
 
-def asked(uuid: str, parent: str | None, content: Any = "Do it.", **fields: Any) -> dict[str, Any]:
+def user_line(uuid: str, parent: str | None, content: Any = "Do it.", **fields: Any) -> dict[str, Any]:
     return line("user", uuid, parent, message={"role": "user", "content": content}, **fields)
 
 
-def said(uuid: str, parent: str | None, *content: Any, name: str | None = None, **fields: Any) -> dict[str, Any]:
+def model_line(uuid: str, parent: str | None, *content: Any, name: str | None = None, **fields: Any) -> dict[str, Any]:
     """A line of the model; texts become parts, `name` is the response's."""
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    message = {"id": name or f"msg_{uuid}", "role": "assistant", "model": "claude", "content": parts}
+    blocks = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    message = {"id": name or f"msg_{uuid}", "role": "assistant", "model": "claude", "content": blocks}
     message["usage"] = {"input_tokens": 1, "cache_read_input_tokens": 2, "output_tokens": 3}
     return line("assistant", uuid, parent, message=message | fields.pop("message", {}), **fields)
 
 
-def call(number: Any, name: str = "Bash", **given: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": given}
+def call(number: Any, name: str = "Bash", **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": fields}
 
 
 def result(uuid: str, parent: str | None, number: Any, content: Any = "ok", **fields: Any) -> dict[str, Any]:
     part = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": content}
-    return asked(uuid, parent, [part], **fields)
+    return user_line(uuid, parent, [part], **fields)
 
 
 def write(path: Path, *lines: Any) -> Path:
@@ -56,13 +56,13 @@ def write(path: Path, *lines: Any) -> Path:
 
 
 def read(path: Path, *lines: Any) -> list[EpisodeRecord]:
-    """The episodes of lines, none of which is rejected."""
+    """The episodes of lines without rejects."""
     records, rejects = read_file(write(path / "s.jsonl", *lines))
     assert rejects == []
     return records
 
 
-def one(path: Path, *lines: Any) -> EpisodeRecord:
+def read_one(path: Path, *lines: Any) -> EpisodeRecord:
     (record,) = read(path, *lines)
     return record
 
@@ -132,7 +132,7 @@ def test_sub_agents_of_a_session_hang_on_the_step_that_asked_for_them() -> None:
         assert (agent.parent_episode_id, agent.root_episode_id) == (id_of(main), id_of(main))
         assert agent.parent_step_index == 2
     assert main.steps[2].tool_calls is not None
-    assert [made["function"]["name"] for made in main.steps[2].tool_calls] == ["Task", "Task"]
+    assert [tool_call["function"]["name"] for tool_call in main.steps[2].tool_calls] == ["Task", "Task"]
 
 
 def test_a_compaction_is_an_observation_and_an_error_of_the_api_is_none() -> None:
@@ -197,9 +197,13 @@ def test_the_lines_of_one_response_are_one_decision_with_the_last_usage(tmp_path
         "usage": {"input_tokens": 1, "cache_creation_input_tokens": 5, "output_tokens": 9},
         "stop_reason": "tool_use",
     }
-    lines = [said("b", "a", thought, name="m"), said("c", "b", "One. ", name="m"), said("d", "c", "Two.", name="m")]
-    lines.append(said("e", "d", call(1, command="ls"), name="m", message=usage, requestId="req"))
-    record = one(tmp_path, asked("a", None), *lines)
+    lines = [
+        model_line("b", "a", thought, name="m"),
+        model_line("c", "b", "One. ", name="m"),
+        model_line("d", "c", "Two.", name="m"),
+    ]
+    lines.append(model_line("e", "d", call(1, command="ls"), name="m", message=usage, requestId="req"))
+    record = read_one(tmp_path, user_line("a", None), *lines)
     (step,) = record.steps
     assert (step.action, step.reasoning, step.finish_reason) == ("One. Two.", "Hm.", "tool_use")
     assert (step.prompt_tokens, step.completion_tokens) == (6, 9)
@@ -213,42 +217,57 @@ def test_the_lines_of_one_response_are_one_decision_with_the_last_usage(tmp_path
 
 
 def test_an_id_that_comes_again_after_a_person_spoke_is_another_response(tmp_path: Path) -> None:
-    record = one(
-        tmp_path, asked("a", None), said("b", "a", "1", name="m"), asked("c", "b"), said("d", "c", "2", name="m")
+    record = read_one(
+        tmp_path,
+        user_line("a", None),
+        model_line("b", "a", "1", name="m"),
+        user_line("c", "b"),
+        model_line("d", "c", "2", name="m"),
     )
     assert [step.action for step in record.steps] == ["1", "2"]
 
 
 def test_parallel_results_are_no_forks(tmp_path: Path) -> None:
-    """One hangs on the line of its own call, and nothing goes on from it."""
-    lines = [asked("a", None), said("b", "a", call(1), name="m"), said("c", "b", call(2), name="m")]
-    lines += [result("r1", "b", 1, "first"), result("r2", "c", 2, "second"), said("d", "r2", "Done.")]
-    record = one(tmp_path, *lines)
+    """One hangs on the line of the same call, and nothing continues from it."""
+    lines = [user_line("a", None), model_line("b", "a", call(1), name="m"), model_line("c", "b", call(2), name="m")]
+    lines += [result("r1", "b", 1, "first"), result("r2", "c", 2, "second"), model_line("d", "r2", "Done.")]
+    record = read_one(tmp_path, *lines)
     assert [step.state for step in record.steps] == ["Do it.", "first\nsecond"]
     assert [message["name"] for message in record.steps[1].context] == ["Bash", "Bash"]
 
 
 def test_a_response_goes_on_after_the_result_of_its_first_call(tmp_path: Path) -> None:
     lines = [
-        asked("a", None),
-        said("b", "a", call(1), name="m"),
+        user_line("a", None),
+        model_line("b", "a", call(1), name="m"),
         result("r1", "b", 1),
-        said("c", "r1", call(2), name="m"),
+        model_line("c", "r1", call(2), name="m"),
     ]
-    record = one(tmp_path, *lines, result("r2", "c", 2), said("d", "r2", "Done."))
+    record = read_one(tmp_path, *lines, result("r2", "c", 2), model_line("d", "r2", "Done."))
     assert [len(step.tool_calls or ()) for step in record.steps] == [2, 0]
     assert len(record.steps[1].context) == 2
 
 
 def test_notes_between_the_lines_of_a_response_do_not_part_it(tmp_path: Path) -> None:
     note = line("attachment", "n", "b", attachment={"type": "hook_success"})
-    record = one(tmp_path, asked("a", None), said("b", "a", "One. ", name="m"), note, said("c", "n", "Two.", name="m"))
+    record = read_one(
+        tmp_path,
+        user_line("a", None),
+        model_line("b", "a", "One. ", name="m"),
+        note,
+        model_line("c", "n", "Two.", name="m"),
+    )
     assert [step.action for step in record.steps] == ["One. Two."]
 
 
 def test_calls_that_are_numbered_anew_get_the_results_that_follow_them(tmp_path: Path) -> None:
-    lines = [asked("a", None), said("b", "a", call(1)), result("r", "b", 1, "first"), said("c", "r", call(1, "Read"))]
-    record = one(tmp_path, *lines, result("q", "c", 1, "second"), said("d", "q", "Done."))
+    lines = [
+        user_line("a", None),
+        model_line("b", "a", call(1)),
+        result("r", "b", 1, "first"),
+        model_line("c", "r", call(1, "Read")),
+    ]
+    record = read_one(tmp_path, *lines, result("q", "c", 1, "second"), model_line("d", "q", "Done."))
     assert [(step.state, step.context[0]["name"]) for step in record.steps[1:]] == [
         ("first", "Bash"),
         ("second", "Read"),
@@ -256,17 +275,21 @@ def test_calls_that_are_numbered_anew_get_the_results_that_follow_them(tmp_path:
 
 
 def test_a_result_of_no_call_is_seen_where_it_stands(tmp_path: Path) -> None:
-    lines = [asked("a", None), said("b", "a", call(1)), result("x", "b", 9, "stray"), result("r", "b", 1)]
-    record = one(tmp_path, *lines, said("c", "r", "Done."))
+    lines = [user_line("a", None), model_line("b", "a", call(1)), result("x", "b", 9, "stray"), result("r", "b", 1)]
+    record = read_one(tmp_path, *lines, model_line("c", "r", "Done."))
     assert record.steps[1].state == "ok\nstray"
 
 
 def test_what_a_skill_or_a_hook_adds_beside_the_main_line_was_seen(tmp_path: Path) -> None:
-    lines = [asked("a", None), said("b", "a", call(1, "Skill"), name="m"), said("c", "b", call(2), name="m")]
-    lines += [result("r1", "b", 1), asked("k", "r1", "How to do it.", isMeta=True), result("r2", "c", 2)]
+    lines = [
+        user_line("a", None),
+        model_line("b", "a", call(1, "Skill"), name="m"),
+        model_line("c", "b", call(2), name="m"),
+    ]
+    lines += [result("r1", "b", 1), user_line("k", "r1", "How to do it.", isMeta=True), result("r2", "c", 2)]
     hook = {"type": "hook_additional_context", "content": ["Mind the gap."]}
-    lines += [line("attachment", "h", "r1", attachment=hook), said("d", "r2", "Done.")]
-    record = one(tmp_path, *lines)
+    lines += [line("attachment", "h", "r1", attachment=hook), model_line("d", "r2", "Done.")]
+    record = read_one(tmp_path, *lines)
     assert [message["content"] for message in record.steps[1].context] == ["ok", "ok", "How to do it.", "Mind the gap."]
     assert record.steps[1].state == "ok\nok\nHow to do it."
     assert record.extra is not None
@@ -275,12 +298,17 @@ def test_what_a_skill_or_a_hook_adds_beside_the_main_line_was_seen(tmp_path: Pat
 
 def test_progress_links_lines_and_is_counted(tmp_path: Path) -> None:
     lines = [
-        asked("a", None),
-        said("b", "a", call(1), name="m"),
+        user_line("a", None),
+        model_line("b", "a", call(1), name="m"),
         line("progress", "p", "b", data={"type": "bash_progress"}),
     ]
-    lines += [said("c", "p", call(2), name="m"), result("r1", "p", 1), result("r2", "c", 2), said("d", "r1", "Done.")]
-    record = one(tmp_path, *lines)
+    lines += [
+        model_line("c", "p", call(2), name="m"),
+        result("r1", "p", 1),
+        result("r2", "c", 2),
+        model_line("d", "r1", "Done."),
+    ]
+    record = read_one(tmp_path, *lines)
     assert [len(step.tool_calls or ()) for step in record.steps] == [2, 0]
     assert record.extra is not None
     assert record.extra["left_out"] == {"progress": 1}
@@ -288,32 +316,39 @@ def test_progress_links_lines_and_is_counted(tmp_path: Path) -> None:
 
 def test_tools_of_the_api_itself_are_calls_and_their_results_stay_with_the_step(tmp_path: Path) -> None:
     search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "q"}}
-    found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [{"type": "web_search_result"}]}
-    record = one(tmp_path, asked("a", None), said("b", "a", "I look. ", search, found, "Found."))
+    web_result = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [{"type": "web_search_result"}]}
+    record = read_one(tmp_path, user_line("a", None), model_line("b", "a", "I look. ", search, web_result, "Found."))
     (step,) = record.steps
     assert step.action == "I look. Found."
-    assert [made["source_type"] for made in step.tool_calls or ()] == ["server_tool_use"]
+    assert [tool_call["source_type"] for tool_call in step.tool_calls or ()] == ["server_tool_use"]
     assert step.extra is not None
-    assert found in step.extra["content"]
+    assert web_result in step.extra["content"]
     assert record.status == "completed"
 
 
 def test_a_text_for_content_and_images_are_kept(tmp_path: Path) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
     lines = [
-        asked("a", None, [image, {"type": "text", "text": "What is it?"}]),
-        said("b", "a", message={"content": "A dot."}),
+        user_line("a", None, [image, {"type": "text", "text": "What is it?"}]),
+        model_line("b", "a", message={"content": "A dot."}),
     ]
-    record = one(tmp_path, *lines)
+    record = read_one(tmp_path, *lines)
     assert record.initial_messages is not None
     assert record.initial_messages[0]["content"][0] == image
     assert (record.steps[0].state, record.steps[0].action) == ("What is it?", "A dot.")
 
 
 def test_a_result_keeps_what_the_tool_reported_unless_that_repeats_it(tmp_path: Path) -> None:
-    lines = [asked("a", None), said("b", "a", call(1), call(2)), result("r1", "b", 1, "no", toolUseResult="Error: no")]
-    lines += [result("r2", "r1", 2, "yes", toolUseResult={"stdout": "yes", "stderr": "late"}), said("c", "r2", "Done.")]
-    first, second = one(tmp_path, *lines).steps[1].context
+    lines = [
+        user_line("a", None),
+        model_line("b", "a", call(1), call(2)),
+        result("r1", "b", 1, "no", toolUseResult="Error: no"),
+    ]
+    lines += [
+        result("r2", "r1", 2, "yes", toolUseResult={"stdout": "yes", "stderr": "late"}),
+        model_line("c", "r2", "Done."),
+    ]
+    first, second = read_one(tmp_path, *lines).steps[1].context
     assert "toolUseResult" not in first
     assert second["toolUseResult"]["stderr"] == "late"
     assert (first["is_error"], second["is_error"]) == (False, False)
@@ -321,15 +356,15 @@ def test_a_result_keeps_what_the_tool_reported_unless_that_repeats_it(tmp_path: 
 
 def test_what_was_typed_meanwhile_is_an_observation(tmp_path: Path) -> None:
     queued = {"type": "queued_command", "prompt": "Faster!", "commandMode": "prompt"}
-    shown = {"rendered": [{"content": "Today is Friday."}], "renderedRole": "system"}
+    attachment = {"rendered": [{"content": "Today is Friday."}], "renderedRole": "system"}
     lines = [
-        asked("a", None),
-        said("b", "a", call(1)),
+        user_line("a", None),
+        model_line("b", "a", call(1)),
         result("r", "b", 1),
         line("attachment", "q", "r", attachment=queued),
     ]
-    lines += [line("attachment", "t", "q", attachment={"type": "date"}, **shown), said("c", "t", "Done.")]
-    step = one(tmp_path, *lines).steps[1]
+    lines += [line("attachment", "t", "q", attachment={"type": "date"}, **attachment), model_line("c", "t", "Done.")]
+    step = read_one(tmp_path, *lines).steps[1]
     assert (step.state, step.state_role) == ("ok\nFaster!", "user")
     assert step.context[2]["content"] == "Today is Friday."
 
@@ -339,21 +374,26 @@ def test_what_was_typed_meanwhile_is_an_observation(tmp_path: Path) -> None:
 
 def test_the_main_line_leads_to_the_newest_call(tmp_path: Path) -> None:
     lines = [
-        asked("a", None),
-        said("b", "a", "1"),
-        asked("c", "b", "Left?"),
-        said("d", "c", "2"),
-        asked("e", "b", "Right?"),
+        user_line("a", None),
+        model_line("b", "a", "1"),
+        user_line("c", "b", "Left?"),
+        model_line("d", "c", "2"),
+        user_line("e", "b", "Right?"),
     ]
-    main, fork = read(tmp_path, *lines, said("f", "e", "3"))
+    main, fork = read(tmp_path, *lines, model_line("f", "e", "3"))
     assert [step.action for step in main.steps] == ["1", "3"]
     assert [step.action for step in fork.steps] == ["2"]
     assert (fork.parent_step_index, fork.steps[0].state) == (0, "Left?")
 
 
 def test_the_main_line_is_the_branch_with_the_newest_call_not_the_one_that_began_last(tmp_path: Path) -> None:
-    lines = [asked("a", None), said("b", "a", "1"), asked("c", "b", "Left?"), said("d", "c", "2")]
-    lines += [asked("e", "b", "Right?"), said("f", "e", "3"), asked("g", "d", "Left again?"), said("h", "g", "4")]
+    lines = [user_line("a", None), model_line("b", "a", "1"), user_line("c", "b", "Left?"), model_line("d", "c", "2")]
+    lines += [
+        user_line("e", "b", "Right?"),
+        model_line("f", "e", "3"),
+        user_line("g", "d", "Left again?"),
+        model_line("h", "g", "4"),
+    ]
     main, fork = read(tmp_path, *lines)
     assert [step.action for step in main.steps] == ["1", "2", "4"]
     assert [step.action for step in fork.steps] == ["3"]
@@ -361,30 +401,30 @@ def test_the_main_line_is_the_branch_with_the_newest_call_not_the_one_that_began
 
 def test_a_second_answer_to_the_same_prompt_is_a_fork_that_saw_the_prompt(tmp_path: Path) -> None:
     lines = [
-        asked("a", None),
-        said("b", "a", call(1)),
+        user_line("a", None),
+        model_line("b", "a", call(1)),
         result("r", "b", 1, "seen"),
-        said("c", "r", "left"),
-        said("d", "r", "right"),
+        model_line("c", "r", "left"),
+        model_line("d", "r", "right"),
     ]
     main, fork = read(tmp_path, *lines)
     assert [step.action for step in main.steps] == ["", "right"]
     assert (fork.steps[0].action, fork.steps[0].state, fork.parent_step_index) == ("left", "seen", 0)
-    first, other = read(tmp_path, asked("a", None), said("b", "a", "left"), said("c", "a", "right"))
-    assert (other.parent_episode_id, other.parent_step_index) == (id_of(first), None)
-    assert (other.steps[0].action, other.steps[0].state) == ("left", "Do it.")
+    first, second = read(tmp_path, user_line("a", None), model_line("b", "a", "left"), model_line("c", "a", "right"))
+    assert (second.parent_episode_id, second.parent_step_index) == (id_of(first), None)
+    assert (second.steps[0].action, second.steps[0].state) == ("left", "Do it.")
 
 
 def test_forks_of_a_fork_name_it_and_come_after_it(tmp_path: Path) -> None:
     lines = [
-        asked("a", None),
-        said("b", "a", "1"),
-        asked("c", "b"),
-        said("d", "c", "2"),
-        asked("e", "d"),
-        said("f", "e", "3"),
+        user_line("a", None),
+        model_line("b", "a", "1"),
+        user_line("c", "b"),
+        model_line("d", "c", "2"),
+        user_line("e", "d"),
+        model_line("f", "e", "3"),
     ]
-    lines += [asked("g", "d"), said("h", "g", "4"), asked("i", "b"), said("j", "i", "5")]
+    lines += [user_line("g", "d"), model_line("h", "g", "4"), user_line("i", "b"), model_line("j", "i", "5")]
     main, outer, inner = read(tmp_path, *lines)
     assert [step.action for step in main.steps] == ["1", "5"]
     assert [step.action for step in outer.steps] == ["2", "4"]
@@ -394,13 +434,23 @@ def test_forks_of_a_fork_name_it_and_come_after_it(tmp_path: Path) -> None:
 
 
 def test_a_second_beginning_is_a_fork_of_the_first(tmp_path: Path) -> None:
-    main, fork = read(tmp_path, asked("a", None), said("b", "a", "1"), asked("c", None, "Again."), said("d", "c", "2"))
+    main, fork = read(
+        tmp_path,
+        user_line("a", None),
+        model_line("b", "a", "1"),
+        user_line("c", None, "Again."),
+        model_line("d", "c", "2"),
+    )
     assert (main.steps[0].action, fork.steps[0].action, fork.parent_step_index) == ("2", "1", None)
 
 
 def test_what_nobody_answered_is_a_loose_end(tmp_path: Path) -> None:
-    record = one(
-        tmp_path, asked("a", None), asked("b", "a", "Never mind."), asked("c", "a", "Go."), said("d", "c", "Gone.")
+    record = read_one(
+        tmp_path,
+        user_line("a", None),
+        user_line("b", "a", "Never mind."),
+        user_line("c", "a", "Go."),
+        model_line("d", "c", "Gone."),
     )
     assert record.steps[0].state == "Do it.\nGo."
     assert record.extra is not None
@@ -409,23 +459,32 @@ def test_what_nobody_answered_is_a_loose_end(tmp_path: Path) -> None:
 
 def test_lines_of_another_session_are_copied_context(tmp_path: Path) -> None:
     old = {"sessionId": "s0"}
-    lines = [asked("a", None, **old), said("b", "a", "1", **old), asked("c", "b"), said("d", "c", "2")]
-    record = one(tmp_path, *lines)
+    lines = [
+        user_line("a", None, **old),
+        model_line("b", "a", "1", **old),
+        user_line("c", "b"),
+        model_line("d", "c", "2"),
+    ]
+    record = read_one(tmp_path, *lines)
     assert [(step.is_copied_context, step.trainable) for step in record.steps] == [(True, False), (False, True)]
     assert (record.task_id, record.relation, record.prompt_tokens) == ("s1", "continuation", 3)
     parent = EpisodeRecord(task_id="s0", steps=[], run_id="shop", source_format="claude_code")
     assert record.parent_episode_id == id_of(parent)
     origin = {"forkedFrom": {"sessionId": "s0", "messageUuid": "b"}}
-    record = one(
-        tmp_path, asked("a", None, **origin), said("b", "a", "1", **origin), asked("c", "b"), said("d", "c", "2")
+    record = read_one(
+        tmp_path,
+        user_line("a", None, **origin),
+        model_line("b", "a", "1", **origin),
+        user_line("c", "b"),
+        model_line("d", "c", "2"),
     )
     assert (record.relation, record.parent_episode_id) == ("fork", id_of(parent))
     assert [step.is_copied_context for step in record.steps] == [True, False]
 
 
 def test_a_line_that_is_written_twice_counts_once(tmp_path: Path) -> None:
-    lines = [asked("a", None), said("b", "a", "1"), asked("c", "b"), said("d", "c", "2")]
-    assert len(one(tmp_path, *lines[:2], *lines).steps) == 2
+    lines = [user_line("a", None), model_line("b", "a", "1"), user_line("c", "b"), model_line("d", "c", "2")]
+    assert len(read_one(tmp_path, *lines[:2], *lines).steps) == 2
 
 
 # ---------------------------------------------------------------- compaction and sub-agents
@@ -434,9 +493,9 @@ def test_a_line_that_is_written_twice_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("link", ["b", "gone", None])
 def test_a_compaction_goes_on_with_the_same_episode(tmp_path: Path, link: str | None) -> None:
     boundary = {"subtype": "compact_boundary", "logicalParentUuid": link, "compactMetadata": {"trigger": "auto"}}
-    lines = [asked("a", None), said("b", "a", "1"), line("system", "x", None, **boundary)]
-    lines += [asked("y", "x", "Summary.", isCompactSummary=True), said("c", "y", "2")]
-    record = one(tmp_path, *lines)
+    lines = [user_line("a", None), model_line("b", "a", "1"), line("system", "x", None, **boundary)]
+    lines += [user_line("y", "x", "Summary.", isCompactSummary=True), model_line("c", "y", "2")]
+    record = read_one(tmp_path, *lines)
     assert (record.steps[1].state, record.steps[1].context[0]["isCompactSummary"]) == ("Summary.", True)
     (span,) = record.spans
     assert (span.kind, span.name, span.step_index) == ("system", "compact_boundary", 0)
@@ -445,20 +504,28 @@ def test_a_compaction_goes_on_with_the_same_episode(tmp_path: Path, link: str | 
 
 
 def test_a_summary_beside_the_messages_that_were_kept_is_part_of_the_line(tmp_path: Path) -> None:
-    """The conversation goes on from the last kept message, which was written before the boundary."""
+    """The conversation continues from the last kept message, which was written before the boundary."""
     boundary = {"subtype": "compact_boundary", "logicalParentUuid": "b"}
-    lines = [asked("a", None), said("b", "a", "1"), line("system", "x", None, **boundary)]
-    lines += [asked("y", "x", "Summary.", isCompactSummary=True), asked("c", "b", "Go on."), said("d", "c", "2")]
-    assert one(tmp_path, *lines).steps[1].state == "Summary.\nGo on."
+    lines = [user_line("a", None), model_line("b", "a", "1"), line("system", "x", None, **boundary)]
+    lines += [
+        user_line("y", "x", "Summary.", isCompactSummary=True),
+        user_line("c", "b", "Go on."),
+        model_line("d", "c", "2"),
+    ]
+    assert read_one(tmp_path, *lines).steps[1].state == "Summary.\nGo on."
 
 
 def test_a_sub_agent_is_found_by_its_id_or_by_nothing(tmp_path: Path) -> None:
     side = {"isSidechain": True, "agentId": "abc"}
-    lines = [asked("a", None), said("b", "a", call(1, "Agent", prompt="Go.")), asked("s", None, "Other words.", **side)]
+    lines = [
+        user_line("a", None),
+        model_line("b", "a", call(1, "Agent", prompt="Go.")),
+        user_line("s", None, "Other words.", **side),
+    ]
     lines += [
-        said("t", "s", "Sub.", **side),
+        model_line("t", "s", "Sub.", **side),
         result("r", "b", 1, toolUseResult={"agentId": "abc"}),
-        said("c", "r", "Done."),
+        model_line("c", "r", "Done."),
     ]
     main, agent = read(tmp_path, *lines)
     assert (agent.agent_id, agent.parent_step_index) == ("abc", 0)
@@ -469,26 +536,40 @@ def test_a_sub_agent_is_found_by_its_id_or_by_nothing(tmp_path: Path) -> None:
 
 def test_a_sidechain_that_hangs_on_the_main_line_belongs_to_that_step(tmp_path: Path) -> None:
     side = {"isSidechain": True}
-    lines = [asked("a", None), said("b", "a", call(1, "Task", prompt="Go.")), asked("s", "b", "Go on.", **side)]
-    _, agent = read(tmp_path, *lines, said("t", "s", "Sub.", **side), result("r", "b", 1))
+    lines = [
+        user_line("a", None),
+        model_line("b", "a", call(1, "Task", prompt="Go.")),
+        user_line("s", "b", "Go on.", **side),
+    ]
+    _, agent = read(tmp_path, *lines, model_line("t", "s", "Sub.", **side), result("r", "b", 1))
     assert (agent.agent_id, agent.parent_step_index, len(agent.steps)) == ("sidechain-1", 0, 1)
 
 
 def test_a_sidechain_that_lost_a_line_is_one_episode(tmp_path: Path) -> None:
     side = {"isSidechain": True}
-    lines = [asked("a", None), said("b", "a", call(1, "Task", prompt="Go.")), asked("s", None, "Go.", **side)]
-    _, agent = read(tmp_path, *lines, said("t", "s", "One.", **side), said("v", "lost", "Two.", **side))
+    lines = [
+        user_line("a", None),
+        model_line("b", "a", call(1, "Task", prompt="Go.")),
+        user_line("s", None, "Go.", **side),
+    ]
+    _, agent = read(tmp_path, *lines, model_line("t", "s", "One.", **side), model_line("v", "lost", "Two.", **side))
     assert [step.action for step in agent.steps] == ["One.", "Two."]
 
 
 def test_a_sub_agent_in_another_folder_belongs_to_its_sessions_run(tmp_path: Path) -> None:
     side = {"isSidechain": True, "agentId": "abc", "cwd": "/home/user/shop/inner"}
     (tmp_path / "s1/subagents").mkdir(parents=True)
-    write(tmp_path / "s1.jsonl", asked("a", None), said("b", "a", call(1, "Agent")), result("r", "b", 1))
-    path = write(tmp_path / "s1/subagents/agent-abc.jsonl", asked("s", None, **side), said("t", "s", "Sub.", **side))
+    write(tmp_path / "s1.jsonl", user_line("a", None), model_line("b", "a", call(1, "Agent")), result("r", "b", 1))
+    path = write(
+        tmp_path / "s1/subagents/agent-abc.jsonl", user_line("s", None, **side), model_line("t", "s", "Sub.", **side)
+    )
     (agent,) = read_file(path)[0]
     assert (agent.run_id, agent.parent_step_index) == ("shop", None)
-    lines = [asked("a", None), said("b", "a", call(1, "Agent")), result("r", "b", 1, toolUseResult={"agentId": "abc"})]
+    lines = [
+        user_line("a", None),
+        model_line("b", "a", call(1, "Agent")),
+        result("r", "b", 1, toolUseResult={"agentId": "abc"}),
+    ]
     write(tmp_path / "s1.jsonl", *lines)
     assert read_file(path)[0][0].parent_step_index == 0
 
@@ -496,12 +577,12 @@ def test_a_sub_agent_in_another_folder_belongs_to_its_sessions_run(tmp_path: Pat
 def test_a_sub_agent_that_goes_on_is_one_episode(tmp_path: Path) -> None:
     side = {"isSidechain": True, "agentId": "abc"}
     lines = [
-        asked("a", None, **side),
-        said("b", "a", "1", **side),
-        asked("c", None, **side),
-        said("d", "c", "2", **side),
+        user_line("a", None, **side),
+        model_line("b", "a", "1", **side),
+        user_line("c", None, **side),
+        model_line("d", "c", "2", **side),
     ]
-    record = one(tmp_path, *lines)
+    record = read_one(tmp_path, *lines)
     assert (record.relation, record.agent_id, len(record.steps)) == ("subagent", "abc", 2)
 
 
@@ -509,17 +590,19 @@ def test_a_sub_agent_that_goes_on_is_one_episode(tmp_path: Path) -> None:
 
 
 def test_how_a_session_ended(tmp_path: Path) -> None:
-    begin = [asked("a", None), said("b", "a", call(1), message={"stop_reason": "tool_use"})]
-    record = one(tmp_path, *begin)
+    begin = [user_line("a", None), model_line("b", "a", call(1), message={"stop_reason": "tool_use"})]
+    record = read_one(tmp_path, *begin)
     assert (record.status, record.stop_reason, record.terminated) == ("aborted", "tool_use", None)
-    record = one(tmp_path, *begin, result("r", "b", 1), asked("i", "r", "[Request interrupted by user]"))
+    record = read_one(tmp_path, *begin, result("r", "b", 1), user_line("i", "r", "[Request interrupted by user]"))
     assert (record.status, record.stop_reason) == ("aborted", "interrupted")
-    failed = said("e", "a", "API Error: 529", isApiErrorMessage=True, message={"model": "<synthetic>"})
-    record = one(tmp_path, *begin, result("r", "b", 1), failed | {"parentUuid": "r"})
+    failed = model_line("e", "a", "API Error: 529", isApiErrorMessage=True, message={"model": "<synthetic>"})
+    record = read_one(tmp_path, *begin, result("r", "b", 1), failed | {"parentUuid": "r"})
     assert (record.status, record.error, len(record.steps)) == ("failed", "API Error: 529", 1)
-    record = one(tmp_path, asked("a", None), said("b", "a", "Half", message={"stop_reason": "max_tokens"}))
+    record = read_one(
+        tmp_path, user_line("a", None), model_line("b", "a", "Half", message={"stop_reason": "max_tokens"})
+    )
     assert (record.status, record.terminated) == ("truncated", False)
-    record = one(tmp_path, asked("a", None), said("b", "a", "All.", message={"stop_reason": "end_turn"}))
+    record = read_one(tmp_path, user_line("a", None), model_line("b", "a", "All.", message={"stop_reason": "end_turn"}))
     assert (record.status, record.terminated) == ("completed", True)
 
 
@@ -527,7 +610,7 @@ def test_lines_about_the_session_are_kept_once(tmp_path: Path) -> None:
     about = [{"type": "summary", "summary": "Title", "leafUuid": "b"}, {"type": "ai-title", "aiTitle": "Shop"}]
     about += [{"type": "cost-state", "totalCostUSD": cost} for cost in (1, 2)]
     about += [{"type": "file-history-snapshot", "messageId": "a", "snapshot": {}}]
-    record = one(tmp_path, *about, asked("a", None), said("b", "a", "1"))
+    record = read_one(tmp_path, *about, user_line("a", None), model_line("b", "a", "1"))
     assert record.extra is not None
     session = {"summary": {"summary": "Title", "leafUuid": "b"}, "ai-title": {"aiTitle": "Shop"}}
     assert record.extra["session"] == session | {"cost-state": {"totalCostUSD": 2}}
@@ -535,15 +618,21 @@ def test_lines_about_the_session_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_costs_and_times_of_old_versions_are_steps_own(tmp_path: Path) -> None:
-    lines = [asked("a", None, version="0.2.29"), said("b", "a", "1", version="0.2.29", costUSD=0.5, durationMs=1500)]
-    record = one(tmp_path, *lines)
+    lines = [
+        user_line("a", None, version="0.2.29"),
+        model_line("b", "a", "1", version="0.2.29", costUSD=0.5, durationMs=1500),
+    ]
+    record = read_one(tmp_path, *lines)
     assert (record.source_version, record.cost) == ("0.2.29", 0.5)
     assert (record.steps[0].cost, record.steps[0].latency) == (0.5, 1.5)
 
 
 def test_what_stays_the_same_is_said_once(tmp_path: Path) -> None:
-    lines = [asked("a", None, gitBranch="main"), said("b", "a", "1", gitBranch="main", cwd="/home/user/other")]
-    record = one(tmp_path, *lines)
+    lines = [
+        user_line("a", None, gitBranch="main"),
+        model_line("b", "a", "1", gitBranch="main", cwd="/home/user/other"),
+    ]
+    record = read_one(tmp_path, *lines)
     assert record.extra == {"cwd": "/home/user/shop", "gitBranch": "main", "version": "2.0.14"}
     assert record.steps[0].extra is not None
     assert record.steps[0].extra["cwd"] == "/home/user/other"
@@ -551,13 +640,13 @@ def test_what_stays_the_same_is_said_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_windows_names_the_project(tmp_path: Path) -> None:
-    assert one(tmp_path, asked("a", None, cwd="C:\\work\\shop"), said("b", "a", "1")).run_id == "shop"
+    assert read_one(tmp_path, user_line("a", None, cwd="C:\\work\\shop"), model_line("b", "a", "1")).run_id == "shop"
 
 
 # ---------------------------------------------------------------- damage
 
 
-GOOD = (asked("a", None), said("b", "a", "1"), asked("c", "b", "More."), said("d", "c", "2"))
+GOOD = (user_line("a", None), model_line("b", "a", "1"), user_line("c", "b", "More."), model_line("d", "c", "2"))
 
 
 @pytest.mark.parametrize(
@@ -565,16 +654,20 @@ GOOD = (asked("a", None), said("b", "a", "1"), asked("c", "b", "More."), said("d
     [
         ("{", "malformed", "not JSON"),
         ("[1]", "invalid", "Expected `object`, got `list`"),
-        (asked("c", "b", 5), "invalid", "`$.message.content`"),
-        (asked("c", "b", [{"text": "x"}]), "invalid", "`type` - at `$.message.content[0]`"),
-        (asked("c", "b") | {"message": None}, "invalid", "missing required field `message`"),
-        (asked("c", "b") | {"uuid": 5}, "invalid", "`$.uuid`"),
+        (user_line("c", "b", 5), "invalid", "`$.message.content`"),
+        (user_line("c", "b", [{"text": "x"}]), "invalid", "`type` - at `$.message.content[0]`"),
+        (user_line("c", "b") | {"message": None}, "invalid", "missing required field `message`"),
+        (user_line("c", "b") | {"uuid": 5}, "invalid", "`$.uuid`"),
         (result("c", "b", 1, {"a": 1}), "invalid", "`message.content[0].content` is dict"),
-        (said("c", "b", {"type": "tool_use", "id": "t"}), "invalid", "missing required field `name`"),
+        (model_line("c", "b", {"type": "tool_use", "id": "t"}), "invalid", "missing required field `name`"),
         ('{"type": "user", "uuid": NaN}', "malformed", "NaN"),
-        (json.dumps(asked("c", "b", "DEEP")).replace('"DEEP"', "[" * 900 + "]" * 900), "invalid", "nested too deeply"),
         (
-            json.dumps(asked("c", "b", toolUseResult="D")).replace('"D"', "[" * 900 + "]" * 900),
+            json.dumps(user_line("c", "b", "DEEP")).replace('"DEEP"', "[" * 900 + "]" * 900),
+            "invalid",
+            "nested too deeply",
+        ),
+        (
+            json.dumps(user_line("c", "b", toolUseResult="D")).replace('"D"', "[" * 900 + "]" * 900),
             "invalid",
             "nested too deeply",
         ),
@@ -606,16 +699,16 @@ def test_bytes_that_are_no_text_cost_their_line(tmp_path: Path) -> None:
 
 
 def test_half_a_surrogate_pair_becomes_an_escape(tmp_path: Path) -> None:
-    record = one(tmp_path, GOOD[0], json.dumps(said("b", "a", "cut ?")).replace("?", "\\ud83d"))
+    record = read_one(tmp_path, GOOD[0], json.dumps(model_line("b", "a", "cut ?")).replace("?", "\\ud83d"))
     assert record.steps[0].action == "cut \\ud83d"
 
 
 def test_a_stream_names_its_version_in_its_first_line(tmp_path: Path) -> None:
     stream = {"session_id": "s1", "parent_tool_use_id": None, "uuid": "b"}
     first = {"type": "system", "subtype": "init", "session_id": "s1", "cwd": "/home/user/shop", "uuid": "a"}
-    spoken = stream | {"type": "assistant", "message": said("b", None, "Hello.")["message"]}
+    spoken = stream | {"type": "assistant", "message": model_line("b", None, "Hello.")["message"]}
     ended = {"type": "result", "subtype": "error_max_turns", "session_id": "s1", "total_cost_usd": 0.5}
-    record = one(tmp_path, first | {"claude_code_version": "2.1.0"}, spoken, ended)
+    record = read_one(tmp_path, first | {"claude_code_version": "2.1.0"}, spoken, ended)
     assert (record.source_version, record.task_id, record.run_id) == ("2.1.0", "s1", "shop")
     assert (record.status, record.terminated, record.cost) == ("truncated", False, 0.5)
     _, (reject,) = read_file(write(tmp_path / "s.jsonl", first | {"claude_code_version": "4.0.0"}, spoken))
@@ -626,7 +719,7 @@ def test_a_stream_names_its_version_in_its_first_line(tmp_path: Path) -> None:
 def test_a_stream_of_an_early_version_or_in_one_array_is_read(tmp_path: Path, is_array: bool) -> None:
     stream = [
         {"type": "system", "subtype": "init", "session_id": "s1", "tools": ["Bash"]},
-        {"type": "assistant", "message": said("b", None, "Hello.")["message"], "session_id": "s1"},
+        {"type": "assistant", "message": model_line("b", None, "Hello.")["message"], "session_id": "s1"},
         {
             "type": "result",
             "subtype": "success",
@@ -636,7 +729,7 @@ def test_a_stream_of_an_early_version_or_in_one_array_is_read(tmp_path: Path, is
             "result": "Hello.",
         },
     ]
-    record = one(tmp_path, *([json.dumps(stream, indent=1)] if is_array else stream))
+    record = read_one(tmp_path, *([json.dumps(stream, indent=1)] if is_array else stream))
     assert (record.task_id, record.steps[0].action, record.cost) == ("s1", "Hello.", 0.5)
 
 
@@ -657,18 +750,29 @@ def test_a_session_without_a_decision_is_rejected(tmp_path: Path) -> None:
 
 def test_no_damage_raises(tmp_path: Path) -> None:
     side = {"isSidechain": True, "agentId": "abc"}
-    lines = [asked("a", None), said("b", "a", call(1, "Agent", prompt="Go.")), asked("s", None, "Go.", **side)]
-    lines += [said("t", "s", "Sub.", **side), result("r", "b", 1, toolUseResult={"agentId": "abc"})]
+    lines = [
+        user_line("a", None),
+        model_line("b", "a", call(1, "Agent", prompt="Go.")),
+        user_line("s", None, "Go.", **side),
+    ]
+    lines += [model_line("t", "s", "Sub.", **side), result("r", "b", 1, toolUseResult={"agentId": "abc"})]
     lines += [line("attachment", "q", "r", attachment={"type": "queued_command", "prompt": "Faster!"})]
-    lines += [line("system", "x", "q", subtype="compact_boundary"), said("c", "x", "Done."), said("d", "q", "Fork.")]
+    lines += [
+        line("system", "x", "q", subtype="compact_boundary"),
+        model_line("c", "x", "Done."),
+        model_line("d", "q", "Fork."),
+    ]
     lines += [{"type": "api-request", "id": "1", "params": {"max_tokens": 1}, "sessionId": "s1"}]
     assert_never_raises(tmp_path / "s.jsonl", lines, lines=True)
 
 
 def test_a_branch_of_many_rewinds_is_read_in_linear_time(tmp_path: Path) -> None:
-    lines = [asked("a0", None)]
+    lines = [user_line("a0", None)]
     for index in range(1000):
-        lines += [said(f"b{index}", f"a{index}", "x"), asked(f"a{index + 1}", "a0" if index % 3 else f"b{index}")]
+        lines += [
+            model_line(f"b{index}", f"a{index}", "x"),
+            user_line(f"a{index + 1}", "a0" if index % 3 else f"b{index}"),
+        ]
     assert counts(read(tmp_path, *lines)).decisions == 1000
 
 
@@ -708,7 +812,7 @@ def test_no_other_format_is_taken_for_a_session() -> None:
 
 
 def test_a_reject_shows_its_line(tmp_path: Path) -> None:
-    bad = asked("c", "b", 5)
+    bad = user_line("c", "b", 5)
     _, (reject,) = read_file(write(tmp_path / "s.jsonl", *GOOD[:2], bad))
     assert isinstance(reject, Reject)
     assert json.loads(reject.raw) == bad

@@ -39,11 +39,11 @@ def event(kind: str, second: float = 0, **fields: Any) -> dict[str, Any]:
     return line("event_msg", second, type=kind, **fields)
 
 
-def asked(text: str = "Do it.", second: float = 0) -> dict[str, Any]:
+def user_item(text: str = "Do it.", second: float = 0) -> dict[str, Any]:
     return item("message", second, role="user", content=[{"type": "input_text", "text": text}])
 
 
-def said(text: str, second: float = 0, **fields: Any) -> dict[str, Any]:
+def model_item(text: str, second: float = 0, **fields: Any) -> dict[str, Any]:
     return item("message", second, role="assistant", content=[{"type": "output_text", "text": text}], **fields)
 
 
@@ -51,8 +51,8 @@ def called(number: Any, second: float = 0) -> dict[str, Any]:
     return item("function_call", second, name="shell", arguments='{"command":["ls"]}', call_id=f"c{number}")
 
 
-def output(number: Any, given: Any = "ok", second: float = 0) -> dict[str, Any]:
-    return item("function_call_output", second, call_id=f"c{number}", output=given)
+def output(number: Any, payload: Any = "ok", second: float = 0) -> dict[str, Any]:
+    return item("function_call_output", second, call_id=f"c{number}", output=payload)
 
 
 def used(total: int) -> dict[str, Any]:
@@ -68,13 +68,13 @@ def write(path: Path, *lines: Any) -> Path:
 
 
 def read(path: Path, *lines: Any) -> list[EpisodeRecord]:
-    """The episodes of lines, none of which is rejected."""
+    """The episodes of lines without rejects."""
     records, rejects = read_file(write(path / "rollout.jsonl", *lines))
     assert rejects == []
     return records
 
 
-def one(path: Path, *lines: Any) -> EpisodeRecord:
+def read_one(path: Path, *lines: Any) -> EpisodeRecord:
     (record,) = read(path, *lines)
     return record
 
@@ -139,10 +139,10 @@ def test_usage_is_that_of_its_own_decision(version: str) -> None:
     texts = [json.loads(text)["payload"] for text in path.read_text().splitlines()]
     infos = [text["info"] for text in texts if text.get("type") == "token_count" and text["info"]]
     inputs = {info["last_token_usage"]["input_tokens"] for info in infos} - {0}
-    found = [step.prompt_tokens for step in steps if step.prompt_tokens is not None]
-    assert len(found) == len(set(found)) == len(steps)
+    prompt_tokens = [step.prompt_tokens for step in steps if step.prompt_tokens is not None]
+    assert len(prompt_tokens) == len(set(prompt_tokens)) == len(steps)
     # The call that wrote the summary of a compaction is no decision of 0.89.
-    assert len(inputs - set(found)) == (1 if version == "0.89.0" else 0)
+    assert len(inputs - set(prompt_tokens)) == (1 if version == "0.89.0" else 0)
 
 
 def test_a_turn_that_was_taken_back_is_a_fork() -> None:
@@ -192,15 +192,15 @@ def test_the_items_of_one_response_are_one_decision(tmp_path: Path) -> None:
     search = item("web_search_call", action={"type": "search", "query": "q"}, status="completed")
     lines = [
         meta(),
-        asked(),
+        user_item(),
         thought,
         search,
-        said("I ", id="m1"),
-        said("look.", phase="commentary"),
+        model_item("I ", id="m1"),
+        model_item("look.", phase="commentary"),
         called(1),
         called(2),
     ]
-    record = one(tmp_path, *lines, output(1, "first"), output(2, "second"), said("Done."))
+    record = read_one(tmp_path, *lines, output(1, "first"), output(2, "second"), model_item("Done."))
     first, second = record.steps
     assert (first.action, first.reasoning) == ("I look.", "Plan.")
     assert [call["function"]["name"] for call in first.tool_calls or ()] == ["web_search", "shell", "shell"]
@@ -214,7 +214,7 @@ def test_the_items_of_one_response_are_one_decision(tmp_path: Path) -> None:
 def test_raw_thoughts_go_before_their_summary(tmp_path: Path) -> None:
     content = [{"type": "reasoning_text", "text": "Raw."}]
     thought = item("reasoning", summary=[{"type": "summary_text", "text": "Short."}], content=content)
-    (step,) = one(tmp_path, meta(), asked(), thought, said("Done.")).steps
+    (step,) = read_one(tmp_path, meta(), user_item(), thought, model_item("Done.")).steps
     assert step.reasoning == "Raw."
     assert step.extra is not None
     assert step.extra["reasoning_summary"] == "Short."
@@ -222,7 +222,7 @@ def test_raw_thoughts_go_before_their_summary(tmp_path: Path) -> None:
 
 def test_a_record_of_usage_ends_a_response(tmp_path: Path) -> None:
     ended = line("token_usage_record", response_id="r1", usage={"input_tokens": 7, "output_tokens": 2})
-    record = one(tmp_path, meta(), asked(), said("One."), ended, used(99), said("Two."))
+    record = read_one(tmp_path, meta(), user_item(), model_item("One."), ended, used(99), model_item("Two."))
     assert [(step.action, step.prompt_tokens) for step in record.steps] == [("One.", 7), ("Two.", None)]
     assert record.steps[0].extra is not None
     assert record.steps[0].extra["response_id"] == "r1"
@@ -230,27 +230,36 @@ def test_a_record_of_usage_ends_a_response(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_before", [True, False])
 def test_a_total_counts_once_and_beside_its_decision(tmp_path: Path, is_before: bool) -> None:
-    pairs = [(used(5), called(1)), (used(6), said("Done."))]
+    pairs = [(used(5), called(1)), (used(6), model_item("Done."))]
     (first, then), (second, last) = pairs if is_before else [pair[::-1] for pair in pairs]
-    lines = [meta(), asked(), first, then, output(1), *([] if is_before else [used(5)]), second, last]
-    assert [step.prompt_tokens for step in one(tmp_path, *lines).steps] == [5, 6]
+    lines = [meta(), user_item(), first, then, output(1), *([] if is_before else [used(5)]), second, last]
+    assert [step.prompt_tokens for step in read_one(tmp_path, *lines).steps] == [5, 6]
 
 
 def test_usage_of_other_calls_is_no_decisions(tmp_path: Path) -> None:
-    """Of a call that wrote a summary, of one that failed, and a total that is told again."""
+    """Of a call that wrote a summary, of one that failed, and a repeated total."""
     cut = line("compacted", message="Summary.")
-    record = one(tmp_path, meta(), asked(), used(5), said("One."), used(6), cut, said("Two."))
+    record = read_one(tmp_path, meta(), user_item(), used(5), model_item("One."), used(6), cut, model_item("Two."))
     assert [step.prompt_tokens for step in record.steps] == [5, None]
-    record = one(tmp_path, meta(), asked(), called(1), used(5), output(1), used(6), said("Two."), used(7))
+    record = read_one(
+        tmp_path, meta(), user_item(), called(1), used(5), output(1), used(6), model_item("Two."), used(7)
+    )
     assert [step.prompt_tokens for step in record.steps] == [5, 7]
-    record = one(tmp_path, meta(), asked(), called(1), used(5), output(1), said("Two."), used(5))
+    record = read_one(tmp_path, meta(), user_item(), called(1), used(5), output(1), model_item("Two."), used(5))
     assert [step.prompt_tokens for step in record.steps] == [5, None]
 
 
 def test_outputs_may_be_text_parts_or_an_object(tmp_path: Path) -> None:
     image = [{"type": "input_text", "text": "seen"}, {"type": "input_image", "image_url": "data:image/png;base64,AA=="}]
-    lines = [meta(), asked(), called(1), output(1, image), called(2), output(2, {"content": "no", "success": False})]
-    record = one(tmp_path, *lines, said("Done."))
+    lines = [
+        meta(),
+        user_item(),
+        called(1),
+        output(1, image),
+        called(2),
+        output(2, {"content": "no", "success": False}),
+    ]
+    record = read_one(tmp_path, *lines, model_item("Done."))
     assert [step.state for step in record.steps] == ["Do it.", "seen", "no"]
     assert record.steps[1].context[0]["content"] == image
     assert [step.state_is_error for step in record.steps] == [False, False, True]
@@ -266,7 +275,7 @@ def test_outputs_may_be_text_parts_or_an_object(tmp_path: Path) -> None:
     ],
 )
 def test_every_kind_of_call_keeps_its_arguments(tmp_path: Path, call: Any, name: str, arguments: Any) -> None:
-    record = one(tmp_path, meta(), asked(), call)
+    record = read_one(tmp_path, meta(), user_item(), call)
     function = {"name": name, "arguments": arguments}
     assert record.steps[0].tool_calls == [{"id": "c1", "type": "function", "function": function}]
     assert record.status == "aborted", "nothing came back"
@@ -274,8 +283,16 @@ def test_every_kind_of_call_keeps_its_arguments(tmp_path: Path, call: Any, name:
 
 def test_a_turn_says_the_model_and_only_what_is_new(tmp_path: Path) -> None:
     first = line("turn_context", model="gpt-5", effort="high", cwd="/home/user/shop")
-    lines = [meta(), asked(), first, called(1), output(1), first, line("turn_context", model="gpt-6", effort="high")]
-    record = one(tmp_path, *lines, said("Done."))
+    lines = [
+        meta(),
+        user_item(),
+        first,
+        called(1),
+        output(1),
+        first,
+        line("turn_context", model="gpt-6", effort="high"),
+    ]
+    record = read_one(tmp_path, *lines, model_item("Done."))
     assert [step.model for step in record.steps] == ["gpt-5", "gpt-6"]
     assert record.sampling == {"effort": "high"}
     assert record.steps[1].extra == {"turn_context": {"model": "gpt-6"}}
@@ -283,16 +300,18 @@ def test_a_turn_says_the_model_and_only_what_is_new(tmp_path: Path) -> None:
 
 def test_where_there_are_no_items_their_mirrors_are_the_talk(tmp_path: Path) -> None:
     events = [event("user_message", message="Do it."), event("agent_reasoning", text="Look.")]
-    record = one(tmp_path, meta(), *events, event("agent_message", message="Done."))
+    record = read_one(tmp_path, meta(), *events, event("agent_message", message="Done."))
     (step,) = record.steps
     assert (step.state, step.reasoning, step.action) == ("Do it.", "Look.", "Done.")
 
 
 def test_mirrors_are_left_out_and_other_events_are_spans(tmp_path: Path) -> None:
     ended = event("exec_command_end", 3, call_id="c1", exit_code=1)
-    shown = event("item_completed", item={"type": "CommandExecution", "exit_code": 1})
+    completed_event = event("item_completed", item={"type": "CommandExecution", "exit_code": 1})
     mirrors = [event("user_message", message="Do it."), event("item_completed", item={"type": "AgentMessage"})]
-    record = one(tmp_path, meta(), asked(), *mirrors, called(1), ended, shown, output(1), said("Done."))
+    record = read_one(
+        tmp_path, meta(), user_item(), *mirrors, called(1), ended, completed_event, output(1), model_item("Done.")
+    )
     spans = {span.name: span for span in record.spans}
     assert {(span.kind, span.name, span.step_index) for span in record.spans} == {
         ("event_msg", "exec_command_end", 0),
@@ -315,21 +334,23 @@ def test_mirrors_are_left_out_and_other_events_are_spans(tmp_path: Path) -> None
 def test_how_a_session_ended(
     tmp_path: Path, last: Any, status: str, terminated: bool | None, stop_reason: str | None, error: str | None
 ) -> None:
-    record = one(tmp_path, meta(), asked(), said("Done."), last)
+    record = read_one(tmp_path, meta(), user_item(), model_item("Done."), last)
     assert (record.status, record.terminated, record.stop_reason) == (status, terminated, stop_reason)
     assert record.error == error
 
 
 def test_a_compaction_without_a_message_shows_its_history(tmp_path: Path) -> None:
-    history = [asked("Old.")["payload"], asked("The summary.")["payload"]]
+    history = [user_item("Old.")["payload"], user_item("The summary.")["payload"]]
     cut = line("compacted", message="", replacement_history=history)
-    step = one(tmp_path, meta(), asked(), said("One."), cut, said("Two.")).steps[1]
+    step = read_one(tmp_path, meta(), user_item(), model_item("One."), cut, model_item("Two.")).steps[1]
     assert step.state == "The summary."
     assert step.context[0]["replacement_history"] == history
 
 
 def test_instructions_are_the_first_message(tmp_path: Path) -> None:
-    record = one(tmp_path, meta(base_instructions={"text": "You are."}, git={"branch": "main"}), asked(), said("Done."))
+    record = read_one(
+        tmp_path, meta(base_instructions={"text": "You are."}, git={"branch": "main"}), user_item(), model_item("Done.")
+    )
     assert record.initial_messages is not None
     assert record.initial_messages[0] == {"role": "system", "content": "You are."}
     assert record.extra is not None
@@ -340,19 +361,19 @@ def test_instructions_are_the_first_message(tmp_path: Path) -> None:
 
 
 def test_turns_are_counted_by_what_a_person_asked(tmp_path: Path) -> None:
-    context = asked("<environment_context>\n</environment_context>")
+    context = user_item("<environment_context>\n</environment_context>")
     lines = [
         meta(),
         context,
-        asked("1"),
-        said("One."),
-        asked("2"),
-        said("Two."),
+        user_item("1"),
+        model_item("One."),
+        user_item("2"),
+        model_item("Two."),
         context,
-        asked("<b>3</b>"),
-        said("Three."),
+        user_item("<b>3</b>"),
+        model_item("Three."),
     ]
-    main, fork = read(tmp_path, *lines, event("thread_rolled_back", num_turns=2), asked("4"), said("Four."))
+    main, fork = read(tmp_path, *lines, event("thread_rolled_back", num_turns=2), user_item("4"), model_item("Four."))
     assert [step.action for step in main.steps] == ["One.", "Four."]
     assert [step.action for step in fork.steps] == ["Two.", "Three."]
     assert main.steps[1].state == "4"
@@ -360,8 +381,18 @@ def test_turns_are_counted_by_what_a_person_asked(tmp_path: Path) -> None:
 
 def test_a_longer_way_back_leaves_a_fork_of_a_fork(tmp_path: Path) -> None:
     back = event("thread_rolled_back", num_turns=1)
-    lines = [meta(), asked("1"), said("One."), asked("2"), said("Two."), asked("3"), said("Three."), back, asked("4")]
-    lines += [said("Four."), event("thread_rolled_back", num_turns=2), asked("5"), said("Five.")]
+    lines = [
+        meta(),
+        user_item("1"),
+        model_item("One."),
+        user_item("2"),
+        model_item("Two."),
+        user_item("3"),
+        model_item("Three."),
+        back,
+        user_item("4"),
+    ]
+    lines += [model_item("Four."), event("thread_rolled_back", num_turns=2), user_item("5"), model_item("Five.")]
     main, outer, inner = read(tmp_path, *lines)
     assert [step.action for step in main.steps] == ["One.", "Five."]
     assert [step.action for step in outer.steps] == ["Two.", "Four."]
@@ -372,26 +403,28 @@ def test_a_longer_way_back_leaves_a_fork_of_a_fork(tmp_path: Path) -> None:
 
 
 def test_a_first_turn_that_was_taken_back_saw_the_same_context(tmp_path: Path) -> None:
-    context = asked("<environment_context>\n</environment_context>")
+    context = user_item("<environment_context>\n</environment_context>")
     back = event("thread_rolled_back", num_turns=9)
-    main, fork = read(tmp_path, meta(), context, asked("1"), said("One."), back, asked("2"), said("Two."))
+    main, fork = read(
+        tmp_path, meta(), context, user_item("1"), model_item("One."), back, user_item("2"), model_item("Two.")
+    )
     assert fork.initial_messages is not None
     assert [message["content"][:5] for message in fork.initial_messages] == ["<envi", "1"]
     assert (fork.parent_step_index, main.steps[0].action) == (None, "Two.")
 
 
 def test_a_fork_of_a_fork_saw_what_came_before_both(tmp_path: Path) -> None:
-    context = asked("<environment_context>\n</environment_context>")
+    context = user_item("<environment_context>\n</environment_context>")
     lines = [
         meta(),
         context,
-        asked("1"),
-        asked("2"),
-        said("Two."),
+        user_item("1"),
+        user_item("2"),
+        model_item("Two."),
         event("thread_rolled_back", num_turns=1),
-        asked("3"),
+        user_item("3"),
     ]
-    lines += [said("Three."), event("thread_rolled_back", num_turns=2), asked("4"), said("Four.")]
+    lines += [model_item("Three."), event("thread_rolled_back", num_turns=2), user_item("4"), model_item("Four.")]
     _, _, inner = read(tmp_path, *lines)
     assert inner.initial_messages is not None
     assert [message["content"][:5] for message in inner.initial_messages] == ["<envi", "1", "2"]
@@ -399,7 +432,9 @@ def test_a_fork_of_a_fork_saw_what_came_before_both(tmp_path: Path) -> None:
 
 def test_a_prompt_that_was_taken_back_unanswered_is_a_loose_end(tmp_path: Path) -> None:
     back = event("thread_rolled_back", num_turns=1)
-    record = one(tmp_path, meta(), asked("1"), said("One."), asked("2"), back, asked("3"), said("Three."))
+    record = read_one(
+        tmp_path, meta(), user_item("1"), model_item("One."), user_item("2"), back, user_item("3"), model_item("Three.")
+    )
     assert record.steps[1].state == "3"
     assert record.extra is not None
     assert [message["content"] for message in record.extra["loose_ends"]] == ["2"]
@@ -414,26 +449,39 @@ def test_a_prompt_that_was_taken_back_unanswered_is_a_loose_end(tmp_path: Path) 
     ],
 )
 def test_copied_history_ends_with_the_sessions_own_turn(tmp_path: Path, end: list[Any]) -> None:
-    lines = [meta(forked_from_id=OLD), meta(OLD), event("task_started", turn_id=OLD), asked("1"), said("One.")]
-    record = one(tmp_path, *lines, *end, asked("2", 0.3), said("Two.", 0.4))
+    lines = [
+        meta(forked_from_id=OLD),
+        meta(OLD),
+        event("task_started", turn_id=OLD),
+        user_item("1"),
+        model_item("One."),
+    ]
+    record = read_one(tmp_path, *lines, *end, user_item("2", 0.3), model_item("Two.", 0.4))
     assert [step.is_copied_context for step in record.steps] == [True, False]
 
 
 def test_without_ids_of_turns_copied_history_ends_with_a_pause(tmp_path: Path) -> None:
-    lines = [meta(forked_from_id=OLD), meta(OLD), asked("1", 0.1), said("One.", 0.1), asked("2", 9), said("Two.", 12)]
-    record = one(tmp_path, *lines)
+    lines = [
+        meta(forked_from_id=OLD),
+        meta(OLD),
+        user_item("1", 0.1),
+        model_item("One.", 0.1),
+        user_item("2", 9),
+        model_item("Two.", 12),
+    ]
+    record = read_one(tmp_path, *lines)
     assert [step.is_copied_context for step in record.steps] == [True, False]
     assert (record.task_id, record.relation) == (ID, "fork")
 
 
 def test_copied_history_may_keep_its_times(tmp_path: Path) -> None:
     first = meta(forked_from_id=OLD, timestamp="2026-01-02T10:00:10Z") | {"timestamp": "2026-01-02T10:00:10Z"}
-    lines = [first, meta(OLD), asked("1", 2), said("One.", 4), asked("2", 11), said("Two.", 12)]
-    assert [step.is_copied_context for step in one(tmp_path, *lines).steps] == [True, False]
+    lines = [first, meta(OLD), user_item("1", 2), model_item("One.", 4), user_item("2", 11), model_item("Two.", 12)]
+    assert [step.is_copied_context for step in read_one(tmp_path, *lines).steps] == [True, False]
 
 
 def test_a_fork_that_copies_nothing_names_its_parent(tmp_path: Path) -> None:
-    record = one(tmp_path, meta(forked_from_id=OLD), asked(), said("Done."))
+    record = read_one(tmp_path, meta(forked_from_id=OLD), user_item(), model_item("Done."))
     key = EpisodeRecord(task_id=OLD, steps=[], run_id="shop", source_format="codex")
     assert (record.relation, record.parent_episode_id, record.parent_step_index) == ("fork", id_of(key), None)
     assert record.steps[0].is_copied_context is False
@@ -451,13 +499,13 @@ def test_bare_files_take_the_project_from_their_context() -> None:
     )
 
 
-@pytest.mark.parametrize("more", [{}, {"instructions": None, "cwd": "/home/user/shop"}])
-def test_the_head_of_a_bare_file_may_say_more_or_less(tmp_path: Path, more: dict[str, Any]) -> None:
-    head = {"id": ID, "timestamp": "2025-06-01T09:00:00.000Z"} | more
-    record = one(tmp_path, head, asked()["payload"], said("Done.")["payload"])
+@pytest.mark.parametrize("head_fields", [{}, {"instructions": None, "cwd": "/home/user/shop"}])
+def test_the_head_of_a_bare_file_may_say_more_or_less(tmp_path: Path, head_fields: dict[str, Any]) -> None:
+    head = {"id": ID, "timestamp": "2025-06-01T09:00:00.000Z"} | head_fields
+    record = read_one(tmp_path, head, user_item()["payload"], model_item("Done.")["payload"])
     assert (record.task_id, record.run_id, [step.action for step in record.steps]) == (
         ID,
-        "shop" if more else None,
+        "shop" if head_fields else None,
         ["Done."],
     )
 
@@ -469,7 +517,7 @@ def streamed(kind: str, name: str, of: str, **fields: Any) -> dict[str, Any]:
 def test_what_exec_prints_is_a_rollout(tmp_path: Path) -> None:
     ran = {"command": "ls", "aggregated_output": "", "exit_code": None, "status": "in_progress"}
     asked_tool = {"server": "s", "tool": "find", "arguments": {"q": 1}}
-    record = one(
+    record = read_one(
         tmp_path,
         {"type": "thread.started", "thread_id": ID},
         {"type": "turn.started"},
@@ -493,15 +541,15 @@ def test_what_exec_prints_is_a_rollout(tmp_path: Path) -> None:
         [],
     ]
     assert [step.action for step in record.steps] == ["", "", "Done."]
-    seen = [(message["content"], message["is_error"]) for message in record.steps[1].context]
-    assert seen == [("no", True), ('{"result":{"content":[]}}', False)]
+    outputs = [(message["content"], message["is_error"]) for message in record.steps[1].context]
+    assert outputs == [("no", True), ('{"result":{"content":[]}}', False)]
     assert (record.task_id, record.terminated, record.steps[0].state) == (ID, True, None)
     assert {span.name for span in record.spans} == {"task_started", "item_error", "task_complete"}
 
 
 def test_a_turn_that_failed_is_told(tmp_path: Path) -> None:
     said_so = streamed("completed", "i0", "agent_message", text="I begin.")
-    record = one(
+    record = read_one(
         tmp_path,
         {"type": "thread.started", "thread_id": ID},
         said_so,
@@ -512,8 +560,10 @@ def test_a_turn_that_failed_is_told(tmp_path: Path) -> None:
 
 def test_the_oldest_files_are_one_object(tmp_path: Path) -> None:
     session = {"timestamp": "2025-05-01T10:00:00.000Z", "id": "s1", "instructions": "Be brief."}
-    items = [value["payload"] for value in (asked("Current working directory: /home/user/shop"), called(1), output(1))]
-    items += [5, said("Done.")["payload"]]
+    items = [
+        value["payload"] for value in (user_item("Current working directory: /home/user/shop"), called(1), output(1))
+    ]
+    items += [5, model_item("Done.")["payload"]]
     path = tmp_path / "rollout.json"
     path.write_text(json.dumps({"session": session, "items": items}, indent=2), "utf-8")
     (record,), (reject,) = read_file(path)
@@ -527,17 +577,17 @@ def test_the_oldest_files_are_one_object(tmp_path: Path) -> None:
 
 
 def test_envelopes_may_be_flat(tmp_path: Path) -> None:
-    lines = [meta(), asked(), called(1), output(1), said("Done.")]
+    lines = [meta(), user_item(), called(1), output(1), model_item("Done.")]
     flat = [{"timestamp": value["timestamp"], **value["payload"]} for value in lines]
     flat[0]["type"] = "session_meta"
-    record = one(tmp_path, *flat)
+    record = read_one(tmp_path, *flat)
     assert (record.task_id, [step.action for step in record.steps]) == (ID, ["", "Done."])
 
 
 # ---------------------------------------------------------------- damage
 
 
-GOOD = (meta(), asked(), called(1), output(1), said("Done."))
+GOOD = (meta(), user_item(), called(1), output(1), model_item("Done."))
 
 
 @pytest.mark.parametrize(
@@ -574,12 +624,12 @@ def test_a_rollout_that_is_cut_keeps_what_came_before(tmp_path: Path) -> None:
 def test_a_rollout_that_lost_its_first_line_has_a_name_of_its_own(tmp_path: Path) -> None:
     (record,), (reject,) = read_file(write(tmp_path / "r.jsonl", "{]", *GOOD[1:]))
     assert (reject.position, record.task_id[:8], len(record.steps)) == (1, "unnamed-", 2)
-    (again,), _ = read_file(write(tmp_path / "other.jsonl", "{]", *GOOD[1:], said("More.")))
+    (again,), _ = read_file(write(tmp_path / "other.jsonl", "{]", *GOOD[1:], model_item("More.")))
     assert again.task_id == record.task_id
 
 
 def test_bytes_that_are_no_text_cost_their_line_and_half_pairs_become_escapes(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", *GOOD[:4], json.dumps(said("cut ?")).replace("?", "\\ud83d"))
+    path = write(tmp_path / "r.jsonl", *GOOD[:4], json.dumps(model_item("cut ?")).replace("?", "\\ud83d"))
     path.write_bytes(path.read_bytes().replace(b'"ok"', b'"\xff"'))
     (record,), (reject,) = read_file(path)
     assert (reject.position, reject.reason) == (4, "malformed")
@@ -603,15 +653,20 @@ def test_no_damage_raises(tmp_path: Path) -> None:
     lines = [meta(forked_from_id=OLD, source={"subagent": {"thread_spawn": {"parent_thread_id": OLD, "depth": 1}}})]
     lines += [
         meta(OLD),
-        asked(),
+        user_item(),
         line("turn_context", turn_id=NEW, model="gpt-5"),
         called(1),
         used(5),
         output(1),
-        said("A"),
+        model_item("A"),
     ]
-    lines += [line("compacted", message="", replacement_history=[asked()["payload"]]), said("B"), asked(), said("C")]
-    lines += [event("thread_rolled_back", num_turns=1), event("item_completed", item={"type": "Plan"}), said("D")]
+    lines += [
+        line("compacted", message="", replacement_history=[user_item()["payload"]]),
+        model_item("B"),
+        user_item(),
+        model_item("C"),
+    ]
+    lines += [event("thread_rolled_back", num_turns=1), event("item_completed", item={"type": "Plan"}), model_item("D")]
     assert_never_raises(tmp_path / "r.jsonl", lines, lines=True)
     lines = [
         {"type": "thread.started", "thread_id": ID},

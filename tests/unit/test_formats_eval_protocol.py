@@ -79,8 +79,14 @@ def test_files_that_the_tool_itself_wrote_are_read_whole(name: str) -> None:
         steps = [m["control_plane_step"]["reward"] for m in value["messages"] if m.get("control_plane_step")]
         result = value.get("evaluation_result") or {}
         outputs = [output["base_reward"] for output in result.get("step_outputs") or []]
-        given = [metric["score"] for metric in (result.get("metrics") or {}).values()]
-        rewards += [*steps, *([sum(steps)] if steps else []), *([result["score"]] if result else []), *outputs, *given]
+        scores_given = [metric["score"] for metric in (result.get("metrics") or {}).values()]
+        rewards += [
+            *steps,
+            *([sum(steps)] if steps else []),
+            *([result["score"]] if result else []),
+            *outputs,
+            *scores_given,
+        ]
     records, rejects = read_file(path)
     assert rejects == []
     calls = sum(len(message.get("tool_calls") or []) for message in spoken)
@@ -104,16 +110,20 @@ def test_a_row_is_an_episode_of_its_task(tmp_path: Path) -> None:
     assert [step.action for step in record.steps] == ["", "", "I am there."]
     assert (record.steps[-1].reasoning, record.steps[-1].finish_reason) == ("Done.", "stop")
     assert "hidden" not in json.dumps(record.extra)
-    kept = (record.extra or {})["execution_metadata"]
-    assert (kept["invocation_id"], kept["run_id"], kept["rollout_duration_seconds"]) == ("inv-1", "run-1", 2.5)
+    metadata = (record.extra or {})["execution_metadata"]
+    assert (metadata["invocation_id"], metadata["run_id"], metadata["rollout_duration_seconds"]) == (
+        "inv-1",
+        "run-1",
+        2.5,
+    )
 
 
 def test_runs_of_an_experiment_repeat_its_tasks(tmp_path: Path) -> None:
     """Each repetition is a run to the tool; to a lake they are siblings."""
     first, second = row(rollout="r-1", run="run-1"), row(rollout="r-2", run="run-2")
-    (one, two), _ = read(tmp_path / "a.jsonl", first, second)
-    assert (one.run_id, one.task_id) == (two.run_id, two.task_id)
-    assert one.rollout_index != two.rollout_index
+    (first_record, two), _ = read(tmp_path / "a.jsonl", first, second)
+    assert (first_record.run_id, first_record.task_id) == (two.run_id, two.task_id)
+    assert first_record.rollout_index != two.rollout_index
     (again, _), _ = read(tmp_path / "b.jsonl", second, first)
     assert again.rollout_index == two.rollout_index, "the number is the rollout's, wherever it stands"
 
@@ -124,10 +134,10 @@ def test_ids_that_no_evaluation_gave_name_no_run(tmp_path: Path) -> None:
 
 def test_a_row_without_an_id_is_called_by_what_was_asked(tmp_path: Path) -> None:
     bare = [row(input_metadata={}, execution_metadata={}), row([*CHAT[:-1], END | {"content": "?"}], input_metadata={})]
-    (one, two), _ = read(tmp_path / "a.jsonl", *bare)
-    assert one.task_id == two.task_id
-    (other,), _ = read(tmp_path / "b.jsonl", row([USER | {"content": "Else?"}, END], input_metadata={}))
-    assert other.task_id != one.task_id
+    (first_record, two), _ = read(tmp_path / "a.jsonl", *bare)
+    assert first_record.task_id == two.task_id
+    (other_record,), _ = read(tmp_path / "b.jsonl", row([USER | {"content": "Else?"}, END], input_metadata={}))
+    assert other_record.task_id != first_record.task_id
 
 
 def test_a_call_in_the_form_of_old_and_a_message_that_is_not_trained_on(tmp_path: Path) -> None:
@@ -145,8 +155,8 @@ def test_the_control_plane_rewards_the_decision_before_it(tmp_path: Path) -> Non
     record = only(tmp_path)
     assert [step.reward for step in record.steps] == [0.25, 1.0, None]
     assert record.env_return == 1.25
-    both = [USER, CALL | {"control_plane_step": {"reward": 1}}, MOVED, END]
-    record = only(tmp_path, both)
+    messages = [USER, CALL | {"control_plane_step": {"reward": 1}}, MOVED, END]
+    record = only(tmp_path, messages)
     assert [step.reward for step in record.steps] == [1.25, None]
 
 
@@ -169,8 +179,8 @@ def test_rewards_of_openenv_rollouts_are_the_environments(tmp_path: Path) -> Non
 
 def test_an_evaluation_is_scores(tmp_path: Path) -> None:
     record = only(tmp_path)
-    found = [(score.scorer, score.step_index, score.value, score.reason) for score in record.scores]
-    assert found == [
+    scores = [(score.scorer, score.step_index, score.value, score.reason) for score in record.scores]
+    assert scores == [
         ("test_lake", None, 0.75, "It got there."),
         ("speed", None, 0.5, "Slow."),
         ("test_lake", 0, 0.1, None),
@@ -182,15 +192,15 @@ def test_an_evaluation_is_scores(tmp_path: Path) -> None:
         None,
         {"terminated": True, "metrics": {"end": 1}},
     ]
-    left = (record.extra or {})["evaluation_result"]
-    assert left == {"step_outputs": [{"step_index": "after", "base_reward": 0.3}]}
+    evaluation = (record.extra or {})["evaluation_result"]
+    assert evaluation == {"step_outputs": [{"step_index": "after", "base_reward": 0.3}]}
 
 
 def test_a_score_that_is_not_valid_is_none(tmp_path: Path) -> None:
     result = {"score": 0.0, "is_score_valid": False, "error": "It broke.", "metrics": {"old": 1.0}}
-    whole, old = only(tmp_path, evaluation_result=result, eval_metadata=None).scores
-    assert (whole.scorer, whole.value, whole.error) == ("evaluation_result", None, "It broke.")
-    assert whole.metrics == {"is_score_valid": False, "score": 0.0}
+    scores_new, old = only(tmp_path, evaluation_result=result, eval_metadata=None).scores
+    assert (scores_new.scorer, scores_new.value, scores_new.error) == ("evaluation_result", None, "It broke.")
+    assert scores_new.metrics == {"is_score_valid": False, "score": 0.0}
     assert (old.scorer, old.value) == ("old", 1.0)
 
 
@@ -204,7 +214,7 @@ def test_a_rollout_without_an_answer_counts_if_it_was_scored(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "how", "terminated", "reason"),
+    ("status_given", "how", "terminated", "reason"),
     [
         (status(100, "done", "stop"), "completed", True, "stop"),
         (status(100, "done", "max_steps"), "truncated", False, "max_steps"),
@@ -219,10 +229,12 @@ def test_a_rollout_without_an_answer_counts_if_it_was_scored(tmp_path: Path) -> 
         (None, "completed", None, None),
     ],
 )
-def test_how_a_rollout_ended(tmp_path: Path, said: Any, how: str, terminated: bool | None, reason: str | None) -> None:
-    record = only(tmp_path, [USER, END], rollout_status=said)
+def test_how_a_rollout_ended(
+    tmp_path: Path, status_given: Any, how: str, terminated: bool | None, reason: str | None
+) -> None:
+    record = only(tmp_path, [USER, END], rollout_status=status_given)
     assert (record.status, record.terminated, record.stop_reason) == (how, terminated, reason)
-    assert record.error == ("Boom." if "Boom." in json.dumps(said) else None)
+    assert record.error == ("Boom." if "Boom." in json.dumps(status_given) else None)
 
 
 def test_a_rollout_that_is_running_was_cut_off_unless_it_is_scored(tmp_path: Path) -> None:
@@ -261,8 +273,8 @@ def test_tokens_of_each_turn_are_exact_and_kept_once(tmp_path: Path) -> None:
     assert (second.context_ids, second.action_ids, second.prefix_step_index) == ([4], [5, 6], 0)
     assert second.action_logprobs == [-0.5, -0.25]
     assert [step.extra for step in record.steps] == [{"payload": {"routing_matrices": ["x"]}}, None]
-    left = (record.extra or {})["execution_metadata"]["extra"]
-    assert left == {"run_index": 1, "assistant_turn_payloads": [turns[2]]}
+    extra = (record.extra or {})["execution_metadata"]["extra"]
+    assert extra == {"run_index": 1, "assistant_turn_payloads": [turns[2]]}
 
 
 @pytest.mark.parametrize("prompt", [pti1([7, 8]), pti_json([7, 8])])
@@ -273,8 +285,8 @@ def test_payloads_of_the_gateway_are_unpacked(tmp_path: Path, prompt: str) -> No
         tokens = record.steps[0].tokens
         assert tokens is not None
         assert (tokens.context_ids, tokens.action_ids, tokens.action_logprobs) == ([7, 8], [9, 10], [-0.5, 0.0])
-        left = {key: value for key, value in (record.extra or {}).items() if key != "as_read"}
-        assert '"data"' not in json.dumps(left)
+        rest = {key: value for key, value in (record.extra or {}).items() if key != "as_read"}
+        assert '"data"' not in json.dumps(rest)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +329,7 @@ def test_a_log_is_read_while_its_tool_writes_it(tmp_path: Path) -> None:
         assert len(read_file(path)[0]) == 4
     finally:
         tool.close()
-    assert [found.name for found in tmp_path.iterdir()] == ["logs.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["logs.db"]
 
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])
@@ -334,7 +346,7 @@ def test_reading_a_log_leaves_nothing_beside_it_and_locks_nobody_out(tmp_path: P
     assert len(list(items)) == 3, "what is written meanwhile is read too"
     path.write_bytes(before)
     assert len(read_file(path)[0]) == 3
-    assert [found.name for found in tmp_path.iterdir()] == ["logs.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["logs.db"]
 
 
 def test_a_row_of_a_log_that_is_damaged_is_rejected_alone(tmp_path: Path) -> None:
@@ -377,21 +389,21 @@ def line(index: int | str, step: int, messages: list[Any]) -> dict[str, Any]:
 
 def test_the_last_line_of_a_recording_is_all_of_it(tmp_path: Path) -> None:
     lines = [line(0, 0, CHAT[:4]), line("1", 0, CHAT[:4]), line(0, 1, CHAT[:6]), line(1, 1, [*CHAT[:6], END])]
-    (one, two), rejects = read(tmp_path / "play.jsonl", *lines)
+    (first_record, two), rejects = read(tmp_path / "play.jsonl", *lines)
     assert rejects == []
-    assert [(r.task_id, r.rollout_index, len(r.steps), r.env_return) for r in (one, two)] == [
+    assert [(r.task_id, r.rollout_index, len(r.steps), r.env_return) for r in (first_record, two)] == [
         ("0", 0, 2, 1.25),
         ("1", 0, 3, 1.25),
     ]
-    assert (one.terminated, one.stop_reason) == (True, "stop")
-    assert one.final_observation == [THERE]
+    assert (first_record.terminated, first_record.stop_reason) == (True, "stop")
+    assert first_record.final_observation == [THERE]
 
 
 def test_rewards_of_recordings_of_2025_stand_in_the_metadata_of_tools(tmp_path: Path) -> None:
-    told = [
+    messages = [
         {"role": "tool", "content": "?", "metadata": {"reward": r, "terminated": r < 0, "info": {}}} for r in (0.0, -1)
     ]
-    (record,), _ = read(tmp_path / "p.jsonl", line(0, 0, [USER, CALL, told[0], CALL, told[1]]))
+    (record,), _ = read(tmp_path / "p.jsonl", line(0, 0, [USER, CALL, messages[0], CALL, messages[1]]))
     assert [step.reward for step in record.steps] == [0.0, -1.0]
     assert (record.env_return, record.terminated) == (-1.0, True)
 

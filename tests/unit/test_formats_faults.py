@@ -23,10 +23,10 @@ def test_a_report_names_the_first_record_that_was_not_taken(tmp_path: Path) -> N
 
 
 def test_reports_of_parts_together_name_the_fault_of_the_first_part() -> None:
-    whole = Report("f.jsonl", "jsonl", "f")
+    report = Report("f.jsonl", "jsonl", "f")
     for fault in (None, ("f.jsonl", 2, "one"), None, ("f.jsonl", 5, "two")):
-        whole.add(Report("f.jsonl", "jsonl", "f", first_fault=fault))
-    assert whole.first_fault == ("f.jsonl", 2, "one")
+        report.add(Report("f.jsonl", "jsonl", "f", first_fault=fault))
+    assert report.first_fault == ("f.jsonl", 2, "one")
 
 
 def test_a_preview_names_the_first_fault_of_a_reason(tmp_path: Path) -> None:

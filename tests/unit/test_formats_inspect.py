@@ -56,9 +56,12 @@ def model_event(output: Any = OUTPUT, **fields: Any) -> dict[str, Any]:
 
 
 def sample(**fields: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {"id": "s1", "epoch": 1, "input": "What is 1 + 2?", "target": "3", "messages": CHAT}
-    made |= {"output": OUTPUT, "scores": {"includes": {"value": "C", "answer": "3", "explanation": "It is there."}}}
-    return made | {"events": [model_event()], "attachments": {}, "metadata": {"level": 1}} | fields
+    sample_fields: dict[str, Any] = {"id": "s1", "epoch": 1, "input": "What is 1 + 2?", "target": "3", "messages": CHAT}
+    sample_fields |= {
+        "output": OUTPUT,
+        "scores": {"includes": {"value": "C", "answer": "3", "explanation": "It is there."}},
+    }
+    return sample_fields | {"events": [model_event()], "attachments": {}, "metadata": {"level": 1}} | fields
 
 
 def log(*samples: Any, **fields: Any) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def read(path: Path, *samples: Any, **fields: Any) -> tuple[list[EpisodeRecord],
     return read_file(path)
 
 
-def one(path: Path, **fields: Any) -> EpisodeRecord:
+def read_one(path: Path, **fields: Any) -> EpisodeRecord:
     """The episode of a sample."""
     (record,), rejects = read(path, sample(**fields))
     assert rejects == []
@@ -89,13 +92,13 @@ def archive(path: Path, entries: dict[str, Any]) -> Path:
 
 def eval_file(path: Path, *samples: dict[str, Any]) -> Path:
     head = {key: value for key, value in log().items() if key != "samples"}
-    named = {f"samples/{one['id']}_epoch_{one['epoch']}.json": one for one in samples}
+    named = {f"samples/{sample_line['id']}_epoch_{sample_line['epoch']}.json": sample_line for sample_line in samples}
     return archive(path, {"_journal/start.json": head, **named, "summaries.json": [], "header.json": head})
 
 
 def entries_of(path: Path) -> dict[str, Any]:
     """The JSON values in an archive, by the standard library and pyarrow alone."""
-    found = {}
+    documents = {}
     data = path.read_bytes()
     with zipfile.ZipFile(path) as file:
         for info in file.infolist():
@@ -105,8 +108,8 @@ def entries_of(path: Path) -> dict[str, Any]:
                 text = pa.Codec("zstd").decompress(packed, info.file_size).to_pybytes()
             else:
                 text = file.read(info)
-            found[info.filename] = json.loads(text)
-    return found
+            documents[info.filename] = json.loads(text)
+    return documents
 
 
 def samples_of(path: Path) -> list[dict[str, Any]]:
@@ -119,7 +122,7 @@ def samples_of(path: Path) -> list[dict[str, Any]]:
 def plain_counts(samples: list[dict[str, Any]]) -> Counts:
     """By the messages and scores alone."""
     acted = [m for s in samples for m in s["messages"] if m["role"] == "assistant" and m["source"] == "generate"]
-    parts = [m["content"] if isinstance(m["content"], list) else [{"text": m["content"]}] for m in acted]
+    contents = [m["content"] if isinstance(m["content"], list) else [{"text": m["content"]}] for m in acted]
     rewards: list[Any] = []
     for s in samples:
         named = s["scores"] if "scores" in s else {"": s["score"]}
@@ -133,7 +136,7 @@ def plain_counts(samples: list[dict[str, Any]]) -> Counts:
         decisions=len(acted),
         tool_calls=sum(len(m.get("tool_calls") or []) for m in acted),
         rewards=sorted(number for number in numbers if number == number),
-        characters=sum(len(part.get("text", "")) for content in parts for part in content),
+        characters=sum(len(part.get("text", "")) for content in contents for part in content),
     )
 
 
@@ -168,13 +171,13 @@ def test_a_real_log_without_a_decision_and_a_score_is_rejected() -> None:
 
 
 def test_the_same_log_is_the_same_episodes_as_archive_as_document_and_in_chunks() -> None:
-    whole, document, chunked = (
+    deflated, document, chunked = (
         {(r.task_id, r.rollout_index): r for r in read_file(GOLDEN / name)[0]}
         for name in ("zstd.eval", "log.json.gz", "chunked.eval")
     )
     assert document.keys() == chunked.keys() == {("loop", 0), ("7", 0)}
     for key, record in document.items():
-        assert identify(record, "x") == identify(whole[key], "x") == identify(chunked[key], "x")
+        assert identify(record, "x") == identify(deflated[key], "x") == identify(chunked[key], "x")
         assert msgspec.json.encode(record.scores) == msgspec.json.encode(chunked[key].scores)
     assert any("/messages/5.json" in name for name in entries_of(GOLDEN / "chunked.eval")), "more than one chunk"
 
@@ -211,8 +214,13 @@ def test_calls_of_a_grader_are_spans_and_no_decisions() -> None:
 
 def test_a_log_of_0_3_100_has_its_errors_limits_and_notes() -> None:
     records, _ = read_file(GOLDEN / "deflate.eval")
-    found = {(r.task_id, r.rollout_index): r for r in records}
-    loop, error, picture, shot = found["loop", 0], found["error", 0], found["7", 0], found["shot", 0]
+    records_by_slot = {(r.task_id, r.rollout_index): r for r in records}
+    loop, error, picture, shot = (
+        records_by_slot["loop", 0],
+        records_by_slot["error", 0],
+        records_by_slot["7", 0],
+        records_by_slot["shot", 0],
+    )
     assert (loop.status, loop.terminated, loop.stop_reason) == ("truncated", False, "message")
     assert [step.state_is_error for step in loop.steps] == [False, True, True]
     assert "is not of type 'integer'" in (loop.steps[1].state or "")
@@ -278,22 +286,22 @@ def test_real_logs_without_samples_and_their_parts_are_named(tmp_path: Path) -> 
     assert "without samples" in str(no_trajectory(read_head(path)))
 
 
-@pytest.mark.parametrize("given", [{"samples": []}, {"samples": None}, {"status": "cancelled"}])
+@pytest.mark.parametrize("samples", [{"samples": []}, {"samples": None}, {"status": "cancelled"}])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_cancelled_log_without_samples_is_empty_and_told_so(tmp_path: Path, given: Any, indent: Any) -> None:
-    document = {key: value for key, value in (log() | given).items() if key != "samples" or "samples" in given}
+def test_a_cancelled_log_without_samples_is_empty_and_told_so(tmp_path: Path, samples: Any, indent: Any) -> None:
+    document = {key: value for key, value in (log() | samples).items() if key != "samples" or "samples" in samples}
     (tmp_path / "f").write_text(json.dumps(document, indent=indent), "utf-8")
     with pytest.raises(FormatError, match="an Inspect log"):
         choose_format(tmp_path / "f")
 
 
 def test_no_file_of_another_format_is_taken_for_a_log() -> None:
-    others = [path for path in shared_data("formats").rglob("*") if path.is_file() and path.parent.name != "inspect"]
-    assert len(others) > 20
-    for path in others:
-        seen = read_head(path)
-        assert not recognise(seen), path
-        assert no_trajectory(seen) is None, path
+    paths = [path for path in shared_data("formats").rglob("*") if path.is_file() and path.parent.name != "inspect"]
+    assert len(paths) > 20
+    for path in paths:
+        head = read_head(path)
+        assert not recognise(head), path
+        assert no_trajectory(head) is None, path
 
 
 # ---------------------------------------------------------------- identity
@@ -301,20 +309,20 @@ def test_no_file_of_another_format_is_taken_for_a_log() -> None:
 
 def test_a_log_that_is_still_written_has_the_same_episodes(tmp_path: Path) -> None:
     entries = entries_of(eval_file(tmp_path / "a.eval", sample(), sample(epoch=2)))
-    whole, _ = read_file(tmp_path / "a.eval")
+    complete, _ = read_file(tmp_path / "a.eval")
     del entries["header.json"], entries["samples/s1_epoch_2.json"]
-    (begun,), _ = read_file(archive(tmp_path / "b.eval", entries))
-    assert identify(begun, "") == identify(whole[0], "")
+    (started,), _ = read_file(archive(tmp_path / "b.eval", entries))
+    assert identify(started, "") == identify(complete[0], "")
 
 
 def test_a_log_that_a_newer_tool_wrote_again_has_the_same_episodes(tmp_path: Path) -> None:
     """It spells out defaults, and writes times as UTC."""
     spec = log()["eval"]
-    before = one(tmp_path / "a")
+    before = read_one(tmp_path / "a")
     utc = "2026-01-01T08:00:00+00:00"
     event = model_event(timestamp=utc, completed=utc, metadata=None, pending=None)
-    made = sample(events=[event], store={}, error_retries=[], role_usage={}, choices=None)
-    (after,), _ = read(tmp_path / "b", made, eval=spec | {"task_args": {}, "tags": [], "metadata": None})
+    document = sample(events=[event], store={}, error_retries=[], role_usage={}, choices=None)
+    (after,), _ = read(tmp_path / "b", document, eval=spec | {"task_args": {}, "tags": [], "metadata": None})
     assert identify(before, "") == identify(after, "")
     args = {"task_args": {"n": 1}}
     (first,), _ = read(tmp_path / "a", sample(), eval=spec | args)
@@ -340,7 +348,7 @@ def test_a_run_is_called_by_task_model_and_the_beginning_of_its_id(tmp_path: Pat
 def test_a_sample_that_was_tried_again_says_how_often_and_why(tmp_path: Path) -> None:
     failed = model_event(output={"choices": []}, uuid="e0", error="Timeout")
     retry = {"message": "it broke", "traceback": "line 1", "traceback_ansi": "line 1", "events": [failed]}
-    record = one(tmp_path / "f", error_retries=[retry])
+    record = read_one(tmp_path / "f", error_retries=[retry])
     assert record.attempt == 1
     attempt, call = (span for span in record.spans if span.span_id in ("attempt-0", "e0"))
     assert (attempt.kind, attempt.attributes) == ("error_retry", {"message": "it broke", "traceback": "line 1"})
@@ -351,7 +359,7 @@ def test_a_sample_that_was_tried_again_says_how_often_and_why(tmp_path: Path) ->
 
 
 def test_text_reasoning_calls_and_results_have_their_places(tmp_path: Path) -> None:
-    first, second = one(tmp_path / "f").steps
+    first, second = read_one(tmp_path / "f").steps
     assert (first.state, first.action, first.reasoning, first.model) == (
         "What is 1 + 2?",
         "I call add.",
@@ -367,7 +375,7 @@ def test_text_reasoning_calls_and_results_have_their_places(tmp_path: Path) -> N
 
 
 def test_ids_of_messages_stand_apart_so_that_siblings_start_alike(tmp_path: Path) -> None:
-    record = one(tmp_path / "f")
+    record = read_one(tmp_path / "f")
     assert record.initial_messages == [{k: v for k, v in message.items() if k != "id"} for message in (SYSTEM, ASK)]
     assert record.extra is not None
     assert record.extra["message_ids"] == ["m0", "m1", "m2", "m3", "m4"]
@@ -385,41 +393,41 @@ def test_ids_of_messages_stand_apart_so_that_siblings_start_alike(tmp_path: Path
     ],
 )
 def test_an_assistant_message_is_a_decision_if_a_model_wrote_it(tmp_path: Path, fields: Any, is_decision: bool) -> None:
-    said = {"role": "assistant", "content": "Well."} | fields
+    message = {"role": "assistant", "content": "Well."} | fields
     calls = [model_event()] if "id" in fields else []
-    record = one(tmp_path / "f", messages=[ASK, said, ASK, CALL], events=calls)
+    record = read_one(tmp_path / "f", messages=[ASK, message, ASK, CALL], events=calls)
     assert ("Well." in [step.action for step in record.steps]) is is_decision
     assert len(record.steps) == 1 + is_decision
 
 
 def test_where_no_message_says_who_wrote_it_all_of_the_assistant_are_decisions(tmp_path: Path) -> None:
     chat = [ASK, {"role": "assistant", "content": "Well."}]
-    assert [step.action for step in one(tmp_path / "f", messages=chat, output={}, events=[]).steps] == ["Well."]
+    assert [step.action for step in read_one(tmp_path / "f", messages=chat, output={}, events=[]).steps] == ["Well."]
 
 
 def test_what_a_solver_left_in_the_output_alone_is_the_decision(tmp_path: Path) -> None:
-    (step,) = one(tmp_path / "f", messages=[SYSTEM, ASK]).steps
+    (step,) = read_one(tmp_path / "f", messages=[SYSTEM, ASK]).steps
     assert (step.state, step.action, step.latency) == ("What is 1 + 2?", "The sum is 3.", 0.5)
 
 
 def test_several_thoughts_stay_in_order_with_all_their_parts(tmp_path: Path) -> None:
-    parts = [
+    pieces = [
         {"type": "text", "text": "One. "},
         {"type": "reasoning", "reasoning": "xUzY", "summary": "Hm.", "redacted": True},
         {"type": "reasoning", "reasoning": "So.", "redacted": False},
         {"type": "text", "text": "Two."},
     ]
-    step = one(tmp_path / "f", messages=[ASK, ANSWER | {"content": parts}]).steps[0]
-    assert (step.action, step.reasoning, step.extra) == ("One. Two.", "Hm.\nSo.", {"content": parts})
+    step = read_one(tmp_path / "f", messages=[ASK, ANSWER | {"content": pieces}]).steps[0]
+    assert (step.action, step.reasoning, step.extra) == ("One. Two.", "Hm.\nSo.", {"content": pieces})
 
 
 def test_reasoning_of_early_2025_is_a_key(tmp_path: Path) -> None:
-    assert one(tmp_path / "f", messages=[ASK, ANSWER | {"reasoning": "Hm."}]).steps[0].reasoning == "Hm."
+    assert read_one(tmp_path / "f", messages=[ASK, ANSWER | {"reasoning": "Hm."}]).steps[0].reasoning == "Hm."
 
 
 def test_a_call_that_did_not_parse_is_no_valid_action(tmp_path: Path) -> None:
     call = {"id": "c1", "function": "add", "arguments": {}, "type": "function", "parse_error": "not JSON"}
-    step = one(tmp_path / "f", messages=[ASK, CALL | {"tool_calls": [call]}]).steps[0]
+    step = read_one(tmp_path / "f", messages=[ASK, CALL | {"tool_calls": [call]}]).steps[0]
     assert step.is_action_valid is False
     assert step.tool_calls is not None
     assert step.tool_calls[0]["parse_error"] == "not JSON"
@@ -436,28 +444,30 @@ def test_a_call_that_did_not_parse_is_no_valid_action(tmp_path: Path) -> None:
     ],
 )
 def test_a_tool_s_error_is_told_by_the_source(tmp_path: Path, fields: Any, state: str, is_error: bool) -> None:
-    step = one(tmp_path / "f", messages=[ASK, CALL, RESULT | fields, ANSWER]).steps[1]
+    step = read_one(tmp_path / "f", messages=[ASK, CALL, RESULT | fields, ANSWER]).steps[1]
     assert (step.state, step.state_is_error) == (state, is_error)
 
 
 def test_texts_that_stand_elsewhere_are_put_in_their_places(tmp_path: Path) -> None:
     image = {"type": "image", "image": "attachment://k1"}
-    asked = ASK | {"content": [{"type": "text", "text": "attachment://k2"}, image, {"type": "text", "text": "tc://k2"}]}
+    question = ASK | {
+        "content": [{"type": "text", "text": "attachment://k2"}, image, {"type": "text", "text": "tc://k2"}]
+    }
     events = [{"event": "info", "data": ["attachment://k2", "attachment://none"]}]
     texts = {"k1": "data:image/png;base64,AA", "k2": "Look."}
-    record = one(tmp_path / "f", messages=[asked, ANSWER], events=events, attachments=texts)
+    record = read_one(tmp_path / "f", messages=[question, ANSWER], events=events, attachments=texts)
     assert record.steps[0].state == "Look.\nLook."
     assert "data:image/png;base64,AA" in json.dumps(record.initial_messages)
     assert (record.spans[0].attributes or {})["data"] == ["Look.", "attachment://none"]
 
 
 def test_an_input_that_solvers_rewrote_is_kept(tmp_path: Path) -> None:
-    assert "input" not in (one(tmp_path / "f").extra or {})
-    assert (one(tmp_path / "f", input="1 + 2").extra or {})["input"] == "1 + 2"
-    other = {"role": "user", "content": "Other."}
-    assert (one(tmp_path / "f", input=[{"role": "user", "content": "What is 1 + 2?"}, other]).extra or {})["input"] == [
-        other
-    ]
+    assert "input" not in (read_one(tmp_path / "f").extra or {})
+    assert (read_one(tmp_path / "f", input="1 + 2").extra or {})["input"] == "1 + 2"
+    other_message = {"role": "user", "content": "Other."}
+    assert (read_one(tmp_path / "f", input=[{"role": "user", "content": "What is 1 + 2?"}, other_message]).extra or {})[
+        "input"
+    ] == [other_message]
 
 
 # ---------------------------------------------------------------- events
@@ -468,7 +478,7 @@ def test_a_call_completes_the_decision_that_it_led_to(tmp_path: Path) -> None:
     logprobs = {"content": [{"token": "The", "logprob": -0.1}]}
     choice = {"message": ANSWER, "stop_reason": "stop", "logprobs": logprobs}
     output = OUTPUT | {"usage": usage, "choices": [choice]}
-    record = one(tmp_path / "f", events=[model_event(output, retries=2, config={"seed": 1})], output=output)
+    record = read_one(tmp_path / "f", events=[model_event(output, retries=2, config={"seed": 1})], output=output)
     step = record.steps[1]
     assert (step.prompt_tokens, step.completion_tokens, step.cost, step.latency) == (8, 4, 0.1, 0.5)
     assert (step.finish_reason, str(step.started_at)) == ("stop", "2026-01-01 08:00:00+00:00")
@@ -481,11 +491,11 @@ def test_a_call_completes_the_decision_that_it_led_to(tmp_path: Path) -> None:
 
 
 def test_without_ids_a_call_is_matched_by_what_it_said_if_that_is_plain(tmp_path: Path) -> None:
-    said = {"role": "assistant", "source": "generate", "content": "Yes."}
-    output = {"choices": [{"message": said, "stop_reason": "stop"}], "time": 2.0}
-    again = one(tmp_path / "f", messages=[ASK, said, ASK, said], events=[model_event(output)], output={})
+    message = {"role": "assistant", "source": "generate", "content": "Yes."}
+    output = {"choices": [{"message": message, "stop_reason": "stop"}], "time": 2.0}
+    again = read_one(tmp_path / "f", messages=[ASK, message, ASK, message], events=[model_event(output)], output={})
     assert [step.latency for step in again.steps] == [None, None]
-    once = one(tmp_path / "f", messages=[ASK, said], events=[model_event(output)], output={})
+    once = read_one(tmp_path / "f", messages=[ASK, message], events=[model_event(output)], output={})
     assert [step.latency for step in once.steps] == [2.0]
 
 
@@ -496,7 +506,7 @@ def test_of_each_prompt_only_what_is_new_is_kept(tmp_path: Path) -> None:
     pooled = [model_event(graded, uuid=f"e{n}", input_refs=[[0, 2 + n]]) for n in range(3)]
     for events in (inline, pooled):
         pool = {"messages": [SYSTEM, ASK, hint, ANSWER], "calls": []}
-        record = one(tmp_path / "f", events=events, events_data=pool, attachments={"k": "Hint."})
+        record = read_one(tmp_path / "f", events=events, events_data=pool, attachments={"k": "Hint."})
         new = [(span.attributes or {}).get("input") for span in record.spans]
         assert [message for messages in new if messages for message in messages] == [hint | {"content": "Hint."}]
 
@@ -515,15 +525,15 @@ def test_spans_have_their_begin_end_and_parent(tmp_path: Path) -> None:
         {"event": "step", "action": "end", "timestamp": later},
     ]
     for events in (newer, older):
-        found = one(tmp_path / "f", events=events).spans
-        agent, known, other = sorted(found, key=lambda span: (span.kind != "agent", span.name))
+        spans = read_one(tmp_path / "f", events=events).spans
+        agent, known_span, other_span = sorted(spans, key=lambda span: (span.kind != "agent", span.name))
         assert (agent.kind, agent.name) == ("agent", "react")
         assert agent.started_at is not None
         assert agent.ended_at is not None
         assert (agent.ended_at - agent.started_at).total_seconds() == 5
-        assert known.parent_span_id == other.parent_span_id == agent.span_id
-        assert (known.step_index, known.attributes) == (0, None), "the messages have it"
-        assert (other.step_index, other.attributes) == (None, {"result": "7"})
+        assert known_span.parent_span_id == other_span.parent_span_id == agent.span_id
+        assert (known_span.step_index, known_span.attributes) == (0, None), "the messages have it"
+        assert (other_span.step_index, other_span.attributes) == (None, {"result": "7"})
 
 
 def test_changes_of_state_keep_what_stands_nowhere_else(tmp_path: Path) -> None:
@@ -532,14 +542,14 @@ def test_changes_of_state_keep_what_stands_nowhere_else(tmp_path: Path) -> None:
         {"op": "replace", "path": "/metadata/level", "value": 2},
     ]
     events = [{"event": "state", "changes": changes[:1]}, {"event": "state", "changes": changes}]
-    (span,) = one(tmp_path / "f", events=events).spans
+    (span,) = read_one(tmp_path / "f", events=events).spans
     assert span.attributes == {"changes": changes[1:]}
 
 
 def test_events_inside_a_tool_are_told_apart_and_ids_that_are_there_twice_too(tmp_path: Path) -> None:
     inner = {"event": "info", "uuid": "x", "source": "scan", "data": 1}
     tool = {"event": "tool", "uuid": "x", "id": "c1", "function": "add", "arguments": {}, "events": [inner]}
-    outer, nested = one(tmp_path / "f", events=[tool]).spans
+    outer, nested = read_one(tmp_path / "f", events=[tool]).spans
     assert (nested.parent_span_id, nested.name, nested.span_id != outer.span_id) == ("x", "scan", True)
 
 
@@ -547,7 +557,7 @@ def test_a_score_on_the_way_belongs_to_the_decision_before_it(tmp_path: Path) ->
     way = {"event": "score", "intermediate": True, "scorer": "includes", "score": {"value": 0.25}}
     first = model_event({"choices": [{"message": CALL}]}, uuid="e0")
     events = [way | {"score": {"value": 9}}, first, way, model_event(), way | {"scorer": None}]
-    record = one(tmp_path / "f", events=events)
+    record = read_one(tmp_path / "f", events=events)
     assert [(s.scorer, s.value, s.step_index) for s in record.scores] == [
         ("includes", 1.0, None),
         ("includes", 0.25, 0),
@@ -581,7 +591,7 @@ def test_a_score_on_the_way_belongs_to_the_decision_before_it(tmp_path: Path) ->
 def test_a_score_is_a_number_where_it_is_one_and_stays_what_it_was(
     tmp_path: Path, value: Any, number: float | None, raw: Any
 ) -> None:
-    record = one(tmp_path / "f", scores={"s": {"value": value}})
+    record = read_one(tmp_path / "f", scores={"s": {"value": value}})
     (score,) = record.scores
     assert score.value == number
     assert (score.metrics or {}).get("value") == raw
@@ -589,8 +599,13 @@ def test_a_score_is_a_number_where_it_is_one_and_stays_what_it_was(
 
 
 def test_each_part_of_a_score_is_a_score(tmp_path: Path) -> None:
-    given = {"value": {"a": "C", "b": 2, "c": float("nan")}, "explanation": "Well.", "reason": "refusal", "history": []}
-    record = one(tmp_path / "f", scores={"s": given})
+    score_fields = {
+        "value": {"a": "C", "b": 2, "c": float("nan")},
+        "explanation": "Well.",
+        "reason": "refusal",
+        "history": [],
+    }
+    record = read_one(tmp_path / "f", scores={"s": score_fields})
     assert [(s.scorer, s.value) for s in record.scores] == [("s", None), ("s.a", 1.0), ("s.b", 2.0), ("s.c", None)]
     assert record.scores[0].reason == "Well."
     assert (record.scores[0].metrics or {})["reason"] == "refusal"
@@ -599,15 +614,15 @@ def test_each_part_of_a_score_is_a_score(tmp_path: Path) -> None:
 
 def test_the_return_is_the_score_where_the_eval_has_one_scorer(tmp_path: Path) -> None:
     named = log()["eval"] | {"scorers": [{"name": "a"}, {"name": "b"}]}
-    assert one(tmp_path / "f").env_return == 1.0
-    assert one(tmp_path / "f", scores={"a": {"value": 1}, "b": {"value": 1}}).env_return is None
+    assert read_one(tmp_path / "f").env_return == 1.0
+    assert read_one(tmp_path / "f", scores={"a": {"value": 1}, "b": {"value": 1}}).env_return is None
     (record,), _ = read(tmp_path / "f", sample(), eval=named)
     assert record.env_return is None, "the other scorer did not score this sample"
 
 
 def test_edits_of_a_score_are_kept(tmp_path: Path) -> None:
     history = [{"value": "I"}, {"value": "C", "provenance": {"author": "me"}}]
-    record = one(tmp_path / "f", scores={"s": {"value": "C", "history": history}})
+    record = read_one(tmp_path / "f", scores={"s": {"value": "C", "history": history}})
     assert (record.scores[0].value, (record.scores[0].metrics or {})["history"]) == (1.0, history)
 
 
@@ -622,13 +637,13 @@ def test_edits_of_a_score_are_kept(tmp_path: Path) -> None:
     ],
 )
 def test_an_error_or_a_limit_says_how_it_ended(tmp_path: Path, fields: Any, end: Any) -> None:
-    record = one(tmp_path / "f", **fields)
+    record = read_one(tmp_path / "f", **fields)
     assert (record.status, record.terminated, record.stop_reason) == end
     assert record.error == ("broken" if "error" in fields else None)
 
 
 def test_a_sample_without_decisions_counts_by_its_score(tmp_path: Path) -> None:
-    record = one(tmp_path / "f", messages=[ASK], output={}, events=[])
+    record = read_one(tmp_path / "f", messages=[ASK], output={}, events=[])
     assert [(step.action, step.trainable) for step in record.steps] == [("", False)]
     assert record.env_return == 1.0
 
@@ -643,10 +658,10 @@ def test_versions_1_to_3_are_read(tmp_path: Path, version: int) -> None:
 
 
 def test_events_and_texts_of_2024_stand_under_transcript(tmp_path: Path) -> None:
-    given = sample(messages=[ASK | {"content": "tc://k"}, ANSWER])
-    given["transcript"] = {"events": given.pop("events"), "content": {"k": "Sum?"}}
-    del given["attachments"]
-    (record,), _ = read(tmp_path / "f", given)
+    document = sample(messages=[ASK | {"content": "tc://k"}, ANSWER])
+    document["transcript"] = {"events": document.pop("events"), "content": {"k": "Sum?"}}
+    del document["attachments"]
+    (record,), _ = read(tmp_path / "f", document)
     assert record.steps[0].state == "Sum?"
     assert [span.kind for span in record.spans] == ["model"]
 
@@ -728,13 +743,13 @@ def test_an_archive_that_is_cut_keeps_the_samples_before(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["zstd.eval", "deflate.eval", "chunked.eval"])
 def test_a_sample_whose_data_is_damaged_is_rejected_by_its_name(tmp_path: Path, name: str) -> None:
     path, data = tmp_path / "f.eval", bytearray((GOLDEN / name).read_bytes())
-    whole, _ = read_file(GOLDEN / name)
+    episodes, _ = read_file(GOLDEN / name)
     with zipfile.ZipFile(GOLDEN / name) as file:
         entry = next(info for info in file.infolist() if info.filename.startswith("samples/loop_epoch_1"))
     data[entry.header_offset + 30 + len(entry.filename) + entry.compress_size // 2] ^= 0xFF
     path.write_bytes(data)
     records, (reject,) = read_file(path)
-    assert len(records) == len(whole) - 1
+    assert len(records) == len(episodes) - 1
     assert reject.reason == "malformed"
     assert reject.message.startswith(f"{entry.filename}: its ")
 
@@ -756,7 +771,7 @@ def test_a_chunk_that_is_missing_or_wrong_is_told(tmp_path: Path, monkeypatch: p
     prefix = "samples/loop_epoch_1"
     shell = entries[f"{prefix}/sample.json"]
     without = {name: value for name, value in entries.items() if name != f"{prefix}/events/0.json"}
-    for given, says in [
+    for document, says in [
         (without, "events/5.json: a chunk before it is missing"),
         (entries | {f"{prefix}/messages/0.json": {}}, "messages/0.json: it is not a list"),
         (entries | {f"{prefix}/events/5.json": b"["}, "events/5.json: not JSON"),
@@ -767,7 +782,7 @@ def test_a_chunk_that_is_missing_or_wrong_is_told(tmp_path: Path, monkeypatch: p
         (entries | {f"{prefix}/sample.json": shell | {"message_refs": [0]}}, "`message_refs` holds 0;"),
         (entries | {f"{prefix}/sample.json": shell | {"message_refs": [[0, 2]] * 11}}, "`message_refs` holds [0, 2];"),
     ]:
-        records, (reject,) = read_file(archive(tmp_path / "f.eval", given))
+        records, (reject,) = read_file(archive(tmp_path / "f.eval", document))
         assert [record.task_id for record in records] == ["7"]
         assert says in reject.message
 
@@ -821,8 +836,8 @@ def test_entries_of_a_cut_archive_are_found_if_they_say_where_they_end(tmp_path:
         path.write_bytes(stream.getvalue())
         assert len(read_file(path)[0]) == 1
         path.write_bytes(stream.getvalue()[:-70])
-        found, fault = archives.list_entries(path)
-        assert len(found) == count
+        entries, fault = archives.list_entries(path)
+        assert len(entries) == count
         assert says in str(fault)
 
 
@@ -836,10 +851,10 @@ def test_an_archive_is_read_sample_by_sample(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["zstd.eval", "deflate.eval", "chunked.eval", "log.json.gz"])
 def test_reading_leaves_nothing_to_the_garbage_collector(name: str) -> None:
-    """Ingest stops it: a sample that is part of a cycle would stay in memory for good."""
+    """Ingest stops it: a sample that is part of a cycle would stay in memory permanently."""
     list(FORMATS["inspect"].read(GOLDEN / name))
     gc.disable()
-    gc.freeze()  # what was there before is not looked at
+    gc.freeze()  # earlier objects are not looked at
     try:
         list(FORMATS["inspect"].read(GOLDEN / name))
         assert gc.collect() == 0

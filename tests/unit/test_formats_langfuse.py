@@ -36,9 +36,9 @@ def observation(name: str, kind: str = "SPAN", at: int = 0, **fields: Any) -> di
     } | fields
 
 
-def generation(name: str, at: int, given: Any, said: Any, **fields: Any) -> dict[str, Any]:
+def generation(name: str, at: int, prompt: Any, answer: Any, **fields: Any) -> dict[str, Any]:
     """One call."""
-    return observation(name, "GENERATION", at, input=given, output=said, model="m-1", **fields)
+    return observation(name, "GENERATION", at, input=prompt, output=answer, model="m-1", **fields)
 
 
 def trace(*observations: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def written(path: Path, value: Any, *, lines: bool = False) -> Path:
     return path
 
 
-def one(path: Path, *observations: dict[str, Any], **fields: Any) -> EpisodeRecord:
+def read_one(path: Path, *observations: dict[str, Any], **fields: Any) -> EpisodeRecord:
     """The only episode of a trace."""
     (record,), rejects = read_file(written(path, trace(*observations, **fields)))
     assert rejects == []
@@ -198,7 +198,7 @@ def test_observations_that_only_the_trace_has_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("prompt", "answer"),
     [
         (ASKED, {"role": "assistant", "content": "Sunny."}),
         (json.dumps(ASKED), json.dumps({"role": "assistant", "content": "Sunny."})),
@@ -207,38 +207,43 @@ def test_observations_that_only_the_trace_has_are_read(tmp_path: Path) -> None:
         (ASKED[1:], {"instructions": "Be kind.", "output": [{"type": "message", "content": "Sunny."}]}),
     ],
 )
-def test_what_went_in_and_came_out_is_a_prompt_and_an_answer(tmp_path: Path, given: Any, said: Any) -> None:
-    record = one(tmp_path / "f", generation("a", 1, given, said))
+def test_what_went_in_and_came_out_is_a_prompt_and_an_answer(tmp_path: Path, prompt: Any, answer: Any) -> None:
+    record = read_one(tmp_path / "f", generation("a", 1, prompt, answer))
     assert record.initial_messages == ASKED
     assert record.steps[0].action == "Sunny."
 
 
 def test_an_answer_that_is_an_object_is_its_json(tmp_path: Path) -> None:
-    record = one(tmp_path / "f", generation("a", 1, "Rate it.", {"quality": "good"}))
+    record = read_one(tmp_path / "f", generation("a", 1, "Rate it.", {"quality": "good"}))
     assert record.steps[0].action == '{"quality":"good"}'
 
 
 def test_a_call_of_the_ai_sdk_has_its_tools_and_why_it_finished_in_its_attributes(tmp_path: Path) -> None:
-    said = {"ai.operationId": "x", "ai.prompt.tools": ['{"name": "get"}'], "ai.response.finishReason": "tool-calls"}
-    made = [{"toolCallId": "c1", "toolName": "get", "input": "{}"}]
+    attributes = {
+        "ai.operationId": "x",
+        "ai.prompt.tools": ['{"name": "get"}'],
+        "ai.response.finishReason": "tool-calls",
+    }
+    tool_calls = [{"toolCallId": "c1", "toolName": "get", "input": "{}"}]
     settings = {"temperature": 1, "finishReason": "tool-calls"}
-    record = one(
-        tmp_path / "f", generation("a", 1, ASKED, made, metadata={"attributes": said}, modelParameters=settings)
+    record = read_one(
+        tmp_path / "f",
+        generation("a", 1, ASKED, tool_calls, metadata={"attributes": attributes}, modelParameters=settings),
     )
     assert (record.tools, record.sampling) == ([{"name": "get"}], {"temperature": 1})
     assert (record.steps[0].tool_calls, record.steps[0].finish_reason) == ([CALL], "tool-calls")
 
 
 def test_attributes_of_openinference_say_who_said_what_where_the_input_does_not(tmp_path: Path) -> None:
-    said = {"openinference.span.kind": "LLM"}
+    attributes = {"openinference.span.kind": "LLM"}
     for index, message in enumerate(ASKED):
-        said |= {f"llm.input_messages.{index}.message.{key}": value for key, value in message.items()}
-    given = {"messages": ["role='system' content='Be kind.'", "role='user' content='Weather?'"]}
+        attributes |= {f"llm.input_messages.{index}.message.{key}": value for key, value in message.items()}
+    prompt = {"messages": ["role='system' content='Be kind.'", "role='user' content='Weather?'"]}
     tool = {"attributes": {"openinference.span.kind": "TOOL", "tool.name": "get"}}
-    made = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    record = one(
+    call_message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    record = read_one(
         tmp_path / "f",
-        generation("a", 1, given, made, metadata={"attributes": said}),
+        generation("a", 1, prompt, call_message, metadata={"attributes": attributes}),
         observation("run", "SPAN", 2, output="22C", metadata=tool),
     )
     assert record.initial_messages == ASKED
@@ -246,7 +251,7 @@ def test_attributes_of_openinference_say_who_said_what_where_the_input_does_not(
 
 
 def test_embeddings_are_no_decisions(tmp_path: Path) -> None:
-    record = one(
+    record = read_one(
         tmp_path / "f",
         HELLO,
         observation("e", "EMBEDDING", 2, input="x"),
@@ -258,7 +263,7 @@ def test_embeddings_are_no_decisions(tmp_path: Path) -> None:
 
 def test_a_call_that_failed_is_counted(tmp_path: Path) -> None:
     failed = generation("x", 0, ASKED, None, level="ERROR", statusMessage="429")
-    record = one(tmp_path / "f", failed, HELLO)
+    record = read_one(tmp_path / "f", failed, HELLO)
     assert record.extra is not None
     assert (len(record.steps), record.extra["failed_calls"]) == (1, 1)
     assert record.spans[0].error == "429"
@@ -294,12 +299,12 @@ def test_counts_and_prices_that_older_files_have_elsewhere_are_taken(tmp_path: P
         "a", 1, ASKED, "Sunny.", usage={"input": 3, "output": 4, "unit": "TOKENS"}, calculatedTotalCost=0.5
     )
     del old["usageDetails"], old["costDetails"]
-    step = one(tmp_path / "f", old).steps[0]
+    step = read_one(tmp_path / "f", old).steps[0]
     assert (step.prompt_tokens, step.completion_tokens, step.cost) == (3, 4, 0.5)
 
 
 def test_a_price_that_is_not_known_is_none_and_not_zero(tmp_path: Path) -> None:
-    assert one(tmp_path / "f", generation("a", 1, ASKED, "Sunny.", totalCost=0)).cost is None
+    assert read_one(tmp_path / "f", generation("a", 1, ASKED, "Sunny.", totalCost=0)).cost is None
 
 
 # ---------------------------------------------------------------- scores
@@ -314,9 +319,9 @@ def test_scores_are_numbers_where_their_type_has_some(tmp_path: Path) -> None:
         score("note", 0, "TEXT", longStringValue="words"),
         score("step", 0.5, observationId="a"),
     ]
-    record = one(tmp_path / "f", HELLO, scores=scores)
-    found = {s.scorer: s for s in record.scores}
-    assert {name: s.value for name, s in found.items()} == {
+    record = read_one(tmp_path / "f", HELLO, scores=scores)
+    score_by_name = {s.scorer: s for s in record.scores}
+    assert {name: s.value for name, s in score_by_name.items()} == {
         "accuracy": 0.75,
         "passed": 1.0,
         "tone": None,
@@ -324,12 +329,12 @@ def test_scores_are_numbers_where_their_type_has_some(tmp_path: Path) -> None:
         "note": None,
         "step": 0.5,
     }
-    assert found["accuracy"].reason == "mostly"
-    assert [name for name, s in found.items() if s.step_index == 0] == ["step"]
-    assert found["tone"].metrics is not None
-    assert found["tone"].metrics["label"] == "rude"
-    assert found["note"].metrics is not None
-    assert found["note"].metrics["text"] == "words"
+    assert score_by_name["accuracy"].reason == "mostly"
+    assert [name for name, s in score_by_name.items() if s.step_index == 0] == ["step"]
+    assert score_by_name["tone"].metrics is not None
+    assert score_by_name["tone"].metrics["label"] == "rude"
+    assert score_by_name["note"].metrics is not None
+    assert score_by_name["note"].metrics["text"] == "words"
 
 
 def test_a_score_that_is_listed_twice_counts_once(tmp_path: Path) -> None:
@@ -363,7 +368,7 @@ def test_a_trace_that_comes_again_replaces_itself(tmp_path: Path) -> None:
 
 
 def test_what_a_trace_says_of_itself_is_kept_once(tmp_path: Path) -> None:
-    record = one(
+    record = read_one(
         tmp_path / "f", observation("root", input={"q": 1}), HELLO, input='{"q": 1}', output="Bye", userId="u", tags=[]
     )
     assert record.extra is not None

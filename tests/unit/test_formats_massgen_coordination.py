@@ -57,8 +57,10 @@ def test_all_that_an_agent_put_out_is_one_decision_that_is_not_trained_on(tmp_pa
     ]
     assert (first.agent_id, second.agent_id) == ("a", "b")
     assert first.rollout_index == second.rollout_index
-    (other, _), _ = read(tmp_path / "n.json", log(metadata=log()["metadata"] | {"start_time": "2026-01-01T00:00:00"}))
-    assert other.rollout_index != first.rollout_index, "another session about the same question is a sibling"
+    (other_record, _), _ = read(
+        tmp_path / "n.json", log(metadata=log()["metadata"] | {"start_time": "2026-01-01T00:00:00"})
+    )
+    assert other_record.rollout_index != first.rollout_index, "another session about the same question is a sibling"
 
 
 def test_summaries_that_say_something_else_are_kept(tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def test_the_others_choose_the_winner(tmp_path: Path) -> None:
 def test_events_of_an_agent_and_of_the_session_are_spans(tmp_path: Path) -> None:
     first, _ = agents(tmp_path)
     events = session_events()
-    assert [span.attributes for span in first.spans] == [one for one in events if one["agent_id"] in ("agent_a", None)]
+    assert [span.attributes for span in first.spans] == [
+        log_event for log_event in events if log_event["agent_id"] in ("agent_a", None)
+    ]
     assert [span.step_index for span in first.spans] == [None, None, 0, None, 1, None]
 
 
@@ -113,8 +115,14 @@ def test_events_alone_as_older_versions_wrote_them(tmp_path: Path) -> None:
 
 def test_the_other_files_of_a_session_are_named_as_what_they_are(tmp_path: Path) -> None:
     write_session(tmp_path)
-    shown = {"timestamp": "2025-11-01T12:00:00", "event_type": "text", "agent_id": "a", "round_number": 0, "data": {}}
-    (tmp_path / "events.jsonl").write_text(json.dumps(shown) + "\n")
+    text_event = {
+        "timestamp": "2025-11-01T12:00:00",
+        "event_type": "text",
+        "agent_id": "a",
+        "round_number": 0,
+        "data": {},
+    }
+    (tmp_path / "events.jsonl").write_text(json.dumps(text_event) + "\n")
     for name, says in (
         ("snapshot_mappings.json", "where the answers"),
         ("agent_a/20251101_120005_000000/vote.json", "a single vote"),

@@ -31,11 +31,11 @@ def test_a_store_is_read_whole(tmp_path: Path) -> None:
     paths = write_traces(tmp_path, [streamed(), prompted(), coordinated(), failed()])
     records = [record for path in paths for record in read_file(path)[0]]
     rewards = [1.0 - 0.5, 0.7, 1.0 - 0.5 + 0.7, 2.0, 2.0, 1.9, 1.0, -0.5, 1.9 + 1.0 - 0.5]
-    found = counts(records)
-    assert found._replace(rewards=[]) == Counts(
+    server_counts = counts(records)
+    assert server_counts._replace(rewards=[]) == Counts(
         4, 5, 5, [], sum(map(len, ("I will look it up.", "Paris\u00e9.", "A1", "A2", "I")))
     )
-    assert found.rewards == pytest.approx(sorted(rewards))
+    assert server_counts.rewards == pytest.approx(sorted(rewards))
     assert {record.task_id for record in records} == {TASK, f"coordination: {TASK}"}
     assert len({(record.agent_id, record.rollout_index) for record in records}) == 4
 
@@ -44,11 +44,11 @@ def test_a_store_is_read_whole(tmp_path: Path) -> None:
 def test_a_trace_can_be_written_again_as_it_was(tmp_path: Path, value: dict[str, Any]) -> None:
     (path,) = write_traces(tmp_path, [value])
     (record,), _ = read_file(path)
-    kept = (record.extra or {})["massgen"]
-    spans = {one.span_id: one.attributes for one in record.spans}
+    massgen = (record.extra or {})["massgen"]
+    spans = {record_span.span_id: record_span.attributes for record_span in record.spans}
     again: dict[str, Any] = {}
-    for key in ("trace_id", "agent_id", "task", "spans", *list(kept["trace"])[3:]):
-        again[key] = [spans[name] for name in kept["spans"]] if key == "spans" else kept["trace"][key]
+    for key in ("trace_id", "agent_id", "task", "spans", *list(massgen["trace"])[3:]):
+        again[key] = [spans[name] for name in massgen["spans"]] if key == "spans" else massgen["trace"][key]
     assert json.dumps(again, indent=2) == path.read_text("utf-8")
 
 
@@ -72,8 +72,8 @@ README = """
 
 def test_a_trace_without_ids_and_times_of_spans_is_read_and_written_again(tmp_path: Path) -> None:
     """The trace as MassGen's README shows it."""
-    given = json.loads(README)
-    record = only(tmp_path, given)
+    index_given = json.loads(README)
+    record = only(tmp_path, index_given)
     assert (record.env_return, record.status, record.started_at) == (0.75, "completed", None)
     (step,) = record.steps
     assert [call["id"] for call in step.tool_calls or ()] == ["span-1", "span-2"]
@@ -84,9 +84,9 @@ def test_a_trace_without_ids_and_times_of_spans_is_read_and_written_again(tmp_pa
         ("answer_quality", 0.25, 0),
     ]
     assert [span.span_id for span in record.spans] == [f"span-{number}" for number in range(5)]
-    kept = (record.extra or {})["massgen"]
+    massgen = (record.extra or {})["massgen"]
     by_id = {span.span_id: span.attributes for span in record.spans}
-    assert [by_id[span_id] for span_id in kept["spans"]] == given["spans"]
+    assert [by_id[span_id] for span_id in massgen["spans"]] == index_given["spans"]
 
 
 def test_the_index_of_a_store_is_no_trajectory(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_pieces_of_a_stream_are_a_decision_until_text_follows_a_tool(tmp_path: P
     assert first.state == TASK
     assert first.started_at is not None
     assert first.started_at.timestamp() == START
-    assert [one.step_index for one in record.spans] == [0] * 8 + [1] * 3
+    assert [record_span.step_index for record_span in record.spans] == [0] * 8 + [1] * 3
 
 
 def test_a_prompt_span_is_a_decision_and_its_stream_is_a_repetition(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_reward_is_of_the_decision_before_it(tmp_path: Path) -> None:
         ("answer_quality", 1, 0.7),
     ]
     each = (record.scores[0].metrics or {})["rewards"]
-    assert [(one["span_id"], one["reward"]) for one in each] == [("span-6", 1.0), ("span-7", -0.5)]
+    assert [(row["span_id"], row["reward"]) for row in each] == [("span-6", 1.0), ("span-7", -0.5)]
     assert record.scores[1].reason == "Answer quality"
 
 
@@ -162,7 +162,7 @@ def test_rewards_of_a_coordination_are_of_the_agents_that_they_name(tmp_path: Pa
         "voting:agent_b": -0.5,
     }
     assert record.env_return == pytest.approx(2.4)
-    assert [(one.kind, one.name) for one in record.spans][:2] == [
+    assert [(record_span.kind, record_span.name) for record_span in record.spans][:2] == [
         ("coordination", "new_answer"),
         ("coordination", "vote"),
     ]
@@ -184,7 +184,11 @@ def test_a_trace_without_rewards_has_no_return(tmp_path: Path) -> None:
 
 def test_two_spans_of_an_id_are_both_kept(tmp_path: Path) -> None:
     record = only(tmp_path, streamed())
-    assert [one.span_id for one in record.spans if one.kind == "tool"] == ["call_1", "call_2", "call_1#2"]
+    assert [record_span.span_id for record_span in record.spans if record_span.kind == "tool"] == [
+        "call_1",
+        "call_2",
+        "call_1#2",
+    ]
 
 
 # ---------------------------------------------------------------- damage

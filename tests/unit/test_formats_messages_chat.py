@@ -30,7 +30,7 @@ def read(path: Path, *rows: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
     return read_file(path)
 
 
-def one(path: Path, row: dict[str, Any]) -> EpisodeRecord:
+def read_one(path: Path, row: dict[str, Any]) -> EpisodeRecord:
     """The one episode of a row."""
     (record,), rejects = read(path, row)
     assert not rejects
@@ -46,8 +46,8 @@ def scores(record: EpisodeRecord) -> dict[str, float | None]:
 
 def test_openais_fine_tuning_rows_are_episodes_whose_weights_say_what_is_trained_on() -> None:
     path = shared_data("formats", "chat_sft", "azure_openai_train.jsonl")
-    said = [m for line in path.read_text("utf-8").splitlines() for m in json.loads(line)["messages"]]
-    acted = [message for message in said if message["role"] == "assistant"]
+    answers = [m for line in path.read_text("utf-8").splitlines() for m in json.loads(line)["messages"]]
+    acted = [message for message in answers if message["role"] == "assistant"]
     records, rejects = read_file(path)
     assert not rejects
     assert counts(records) == (10, len(acted), 0, [], sum(len(message["content"]) for message in acted))
@@ -114,7 +114,7 @@ def test_preferences_and_unpaired_rows_that_datasets_stores() -> None:
 
 @pytest.mark.parametrize("key", ["messages", "conversation", "conversations", "trajectory"])
 def test_every_message_of_an_assistant_is_a_decision(tmp_path: Path, key: str) -> None:
-    record = one(tmp_path / "f.jsonl", {key: [SYSTEM, ASK, YES, WHY, NO, WHY]})
+    record = read_one(tmp_path / "f.jsonl", {key: [SYSTEM, ASK, YES, WHY, NO, WHY]})
     assert [(step.state, step.action) for step in record.steps] == [("Is 2 even?", "Yes."), ("Why?", "No.")]
     assert record.initial_messages == [SYSTEM, ASK]
     assert record.final_observation == [WHY]
@@ -130,7 +130,7 @@ def test_an_array_and_one_object_hold_the_same_rows_as_lines(tmp_path: Path) -> 
 
 
 def test_what_an_assistant_says_in_a_prompt_is_history(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", {"prompt": [ASK, YES, WHY], "completion": [NO]})
+    record = read_one(tmp_path / "f.jsonl", {"prompt": [ASK, YES, WHY], "completion": [NO]})
     assert [(step.state, step.action, step.context) for step in record.steps] == [("Why?", "No.", [])]
     assert record.initial_messages == [ASK, YES, WHY]
 
@@ -153,19 +153,21 @@ def test_what_an_assistant_says_in_a_prompt_is_history(tmp_path: Path) -> None:
     ],
 )
 def test_a_prompt_and_its_answer_in_every_spelling(tmp_path: Path, row: dict[str, Any]) -> None:
-    record = one(tmp_path / "f.jsonl", row)
+    record = read_one(tmp_path / "f.jsonl", row)
     assert (record.steps[0].state, record.steps[0].action) == ("2 + 2 =", " 4")
     assert record.initial_messages == [{"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 2 ="}]
 
 
 @pytest.mark.parametrize(("system", "extra"), [("Be brief.", None), ("Be long.", {"system": "Be long."})])
 def test_a_system_prompt_that_the_chat_has_is_not_said_twice(tmp_path: Path, system: str, extra: Any) -> None:
-    record = one(tmp_path / "f.jsonl", {"system": system, "messages": [SYSTEM, ASK, YES]})
+    record = read_one(tmp_path / "f.jsonl", {"system": system, "messages": [SYSTEM, ASK, YES]})
     assert (record.initial_messages, record.extra) == ([SYSTEM, ASK], extra)
 
 
 def test_dollys_context_is_the_input_of_its_instruction(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", {"instruction": "Add.", "context": "2, 2", "response": "4", "category": "qa"})
+    record = read_one(
+        tmp_path / "f.jsonl", {"instruction": "Add.", "context": "2, 2", "response": "4", "category": "qa"}
+    )
     assert (record.steps[0].state, record.steps[0].action, record.extra) == ("Add.\n2, 2", "4", {"category": "qa"})
 
 
@@ -173,7 +175,7 @@ def test_calls_in_messages_of_their_own_are_one_decision_with_the_text_before_th
     """ms-swift writes each call, and each result, as a message."""
     call, result = {"role": "tool_call", "content": '{"name": "f", "arguments": {}}'}, {"role": "tool_response"}
     rows = [ASK, YES, call, call, result | {"content": "1"}, result | {"content": "2"}, NO]
-    record = one(tmp_path / "f.jsonl", {"messages": rows})
+    record = read_one(tmp_path / "f.jsonl", {"messages": rows})
     assert [(step.state, step.action, len(step.tool_calls or [])) for step in record.steps] == [
         ("Is 2 even?", "Yes.", 2),
         ("1\n2", "No.", 0),
@@ -183,7 +185,7 @@ def test_calls_in_messages_of_their_own_are_one_decision_with_the_text_before_th
 @pytest.mark.parametrize("key", ["value", "text"])
 def test_roles_and_texts_by_other_names(tmp_path: Path, key: str) -> None:
     turns = [{"role": "User", key: "Is 2 even?"}, {"role": "ai", key: "Yes.", "content": None}]
-    (step,) = one(tmp_path / "f.jsonl", {"messages": turns}).steps
+    (step,) = read_one(tmp_path / "f.jsonl", {"messages": turns}).steps
     assert (step.state, step.action) == ("Is 2 even?", "Yes.")
 
 
@@ -229,13 +231,13 @@ def test_the_same_rows_in_lines_an_array_and_parquet_are_the_same_episodes(tmp_p
 
 def test_a_null_that_a_model_wrote_stays(tmp_path: Path) -> None:
     call = CALL | {"function": {"name": "f", "arguments": {"limit": None}}}
-    record = one(tmp_path / "f.jsonl", {"messages": [ASK, {"role": "assistant", "tool_calls": [call]}]})
+    record = read_one(tmp_path / "f.jsonl", {"messages": [ASK, {"role": "assistant", "tool_calls": [call]}]})
     assert record.steps[0].tool_calls == [call]
 
 
 def test_alpaca_rows_have_their_input_behind_the_instruction(tmp_path: Path) -> None:
     row = {"instruction": "Add.", "input": "2, 2", "output": "4", "history": [["Hi.", "Hello."]], "lang": "en"}
-    record = one(tmp_path / "f.jsonl", row)
+    record = read_one(tmp_path / "f.jsonl", row)
     assert [(step.state, step.action) for step in record.steps] == [("Add.\n2, 2", "4")]
     assert [message["content"] for message in record.initial_messages or []] == ["Hi.", "Hello.", "Add.\n2, 2"]
     assert record.extra == {"lang": "en"}
@@ -282,11 +284,11 @@ def test_what_chosen_and_rejected_share_is_history(tmp_path: Path) -> None:
 
 def test_the_fields_of_one_side_are_told_of_it_alone(tmp_path: Path) -> None:
     row = {"prompt": "p", "chosen": "a", "rejected": "b", "chosen_model": "m1", "rejected_model": "m2", "margin": 3}
-    chosen, rejected = read(tmp_path / "f.jsonl", row | {"chosen-rating": 5, "rejected-rating": 1, "score": 7})[0]
-    assert (chosen.policy, rejected.policy) == ("m1", "m2")
-    assert scores(chosen) == {"preference": 1.0, "score": 7.0, "rating": 5.0}
+    better, rejected = read(tmp_path / "f.jsonl", row | {"chosen-rating": 5, "rejected-rating": 1, "score": 7})[0]
+    assert (better.policy, rejected.policy) == ("m1", "m2")
+    assert scores(better) == {"preference": 1.0, "score": 7.0, "rating": 5.0}
     assert scores(rejected) == {"preference": 0.0, "score": 7.0, "rating": 1.0}
-    assert chosen.extra == rejected.extra == {"margin": 3}
+    assert better.extra == rejected.extra == {"margin": 3}
 
 
 def test_a_text_that_quotes_a_turn_is_no_hh_row_unless_both_sides_are(tmp_path: Path) -> None:
@@ -306,8 +308,8 @@ def test_siblings_are_the_rows_of_an_id(tmp_path: Path) -> None:
 def test_rollouts_of_an_instance_are_siblings_and_whether_it_was_resolved_is_a_score(tmp_path: Path) -> None:
     rows = [{"instance_id": "a__1", "messages": [ASK, YES], "resolved": solved} for solved in (True, False)]
     records, _ = read(tmp_path / "f.jsonl", *rows)
-    found = [(record.task_id, record.rollout_index, scores(record)) for record in records]
-    assert found == [("a__1", 0, {"resolved": 1.0}), ("a__1", 1, {"resolved": 0.0})]
+    triples = [(record.task_id, record.rollout_index, scores(record)) for record in records]
+    assert triples == [("a__1", 0, {"resolved": 1.0}), ("a__1", 1, {"resolved": 0.0})]
 
 
 def test_the_first_row_decides_which_column_names_tasks(tmp_path: Path) -> None:
@@ -324,14 +326,14 @@ def test_scores_labels_and_what_has_no_column(tmp_path: Path) -> None:
         "rewards": {"help": 0.5, "pass@1": None},
         "split": "test",
     }
-    record = one(tmp_path / "f.jsonl", row | {"model": "m", "ground_truth": "Yes.", "kind": {"a": [1]}})
+    record = read_one(tmp_path / "f.jsonl", row | {"model": "m", "ground_truth": "Yes.", "kind": {"a": [1]}})
     assert scores(record) == {"reward": 1.0, "label": 1.0, "help": 0.5, "pass_1": None}
     assert (record.policy, record.split, record.ground_truth, record.env_return) == ("m", "test", "Yes.", None)
     assert record.extra == {"kind": {"a": [1]}}
 
 
 def test_a_label_that_is_no_truth_is_no_score(tmp_path: Path) -> None:
-    assert one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "label": 3}).extra == {"label": 3}
+    assert read_one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "label": 3}).extra == {"label": 3}
 
 
 @pytest.mark.parametrize(
@@ -374,31 +376,31 @@ def test_a_label_that_is_no_truth_is_no_score(tmp_path: Path) -> None:
     ],
 )
 def test_a_decision_in_every_spelling(tmp_path: Path, message: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    (step,) = one(tmp_path / "f.jsonl", {"messages": [ASK, {"role": "assistant"} | message]}).steps
+    (step,) = read_one(tmp_path / "f.jsonl", {"messages": [ASK, {"role": "assistant"} | message]}).steps
     assert (step.action, step.reasoning, step.tool_calls) == expected
 
 
 def test_the_older_role_of_a_tool_is_a_tool(tmp_path: Path) -> None:
     result = {"role": "function", "name": "f", "content": "Error: no"}
-    record = one(tmp_path / "f.jsonl", {"messages": [ASK, YES, result, NO]})
+    record = read_one(tmp_path / "f.jsonl", {"messages": [ASK, YES, result, NO]})
     assert (record.steps[1].state_role, record.steps[1].state_is_error) == ("tool", True)
 
 
 @pytest.mark.parametrize(("key", "weight"), [("weight", 0), ("loss_weight", 0.0), ("loss", False), ("weight", 1)])
 def test_a_weight_of_nothing_is_not_trained_on(tmp_path: Path, key: str, weight: Any) -> None:
-    (step,) = one(tmp_path / "f.jsonl", {"messages": [ASK, YES | {key: weight}]}).steps
+    (step,) = read_one(tmp_path / "f.jsonl", {"messages": [ASK, YES | {key: weight}]}).steps
     assert step.trainable is bool(weight)
     assert step.extra == {key: weight}
 
 
 def test_tools_may_be_json_text(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "tools": '[{"name": "f"}]'})
+    record = read_one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "tools": '[{"name": "f"}]'})
     assert record.tools == [{"name": "f"}]
-    assert one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "tools": "none"}).extra == {"tools": "none"}
+    assert read_one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "tools": "none"}).extra == {"tools": "none"}
 
 
 def test_messages_may_be_json_text(tmp_path: Path) -> None:
-    assert one(tmp_path / "f.jsonl", {"messages": json.dumps([ASK, YES])}).steps[0].action == "Yes."
+    assert read_one(tmp_path / "f.jsonl", {"messages": json.dumps([ASK, YES])}).steps[0].action == "Yes."
 
 
 # ---------------------------------------------------------------- what is refused, and damage
@@ -457,7 +459,7 @@ def test_a_line_in_another_encoding_is_refused_alone(tmp_path: Path) -> None:
 
 def test_json_text_that_nests_too_deeply_is_kept_as_text(tmp_path: Path) -> None:
     deep = "[" * 600 + "]" * 600
-    record = one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "tools": deep})
+    record = read_one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "tools": deep})
     assert record.extra == {"tools": deep}
 
 
@@ -515,4 +517,4 @@ def test_data_that_nobody_answered_is_told_by_name(tmp_path: Path, row: dict[str
 
 def test_a_row_that_is_longer_than_the_head_is_recognised(tmp_path: Path) -> None:
     row = {"messages": [ASK, {"role": "assistant", "content": "x" * 200_000}]}
-    assert len(one(tmp_path / "f.jsonl", row).steps[0].action) == 200_000
+    assert len(read_one(tmp_path / "f.jsonl", row).steps[0].action) == 200_000

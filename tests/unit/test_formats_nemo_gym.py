@@ -1,4 +1,4 @@
-"""NeMo Gym rollouts: items of the Responses API as decisions, and the files beside the rollouts."""
+"""NeMo Gym rollouts: items of the Responses API as decisions, and the files next to the rollouts."""
 
 import json
 from pathlib import Path
@@ -25,9 +25,9 @@ SAY = {"type": "message", "role": "assistant", "content": [{"type": "output_text
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 
 
-def row(*output: Any, asked: Any = (ASK,), response: Any = None, **fields: Any) -> dict[str, Any]:
+def row(*output: Any, prompt: Any = (ASK,), response: Any = None, **fields: Any) -> dict[str, Any]:
     """One line."""
-    request = {"input": list(asked) if isinstance(asked, tuple) else asked, "tools": [TOOL], "temperature": 0.5}
+    request = {"input": list(prompt) if isinstance(prompt, tuple) else prompt, "tools": [TOOL], "temperature": 0.5}
     answer = {"model": "m", "output": list(output), "temperature": 0.5} | (response or {})
     return {"responses_create_params": request, "response": answer, "reward": 1.0} | fields
 
@@ -38,7 +38,7 @@ def read(path: Path, *rows: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
     return read_file(path)
 
 
-def one(path: Path, value: dict[str, Any]) -> EpisodeRecord:
+def read_one(path: Path, value: dict[str, Any]) -> EpisodeRecord:
     """The episode of a row."""
     (record,), rejects = read(path, value)
     assert not rejects
@@ -51,12 +51,12 @@ def one(path: Path, value: dict[str, Any]) -> EpisodeRecord:
 def test_a_real_game_has_its_turns_as_decisions_and_the_sources_numbers() -> None:
     path = shared_data("formats", "nemo_gym", "blackjack.example_rollouts.jsonl")
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    said = [i["content"][0]["text"] for r in rows for i in r["response"]["output"] if i["role"] == "assistant"]
+    texts = [i["content"][0]["text"] for r in rows for i in r["response"]["output"] if i["role"] == "assistant"]
     records, rejects = read_file(path)
     assert not rejects
     rewards = sorted([r["reward"] for r in rows] * 2)
-    assert counts(records) == (5, len(said), 0, rewards, sum(map(len, said)))
-    assert [step.action for record in records for step in record.steps] == said
+    assert counts(records) == (5, len(texts), 0, rewards, sum(map(len, texts)))
+    assert [step.action for record in records for step in record.steps] == texts
     assert [(r.task_id, r.rollout_index) for r in records] == [("0", number) for number in range(5)]
     assert {r.agent_id for r in records} == {"blackjack_gymnasium_agent"}
     assert all(r.terminated and r.status == "completed" for r in records)
@@ -69,16 +69,16 @@ def test_a_real_game_has_its_turns_as_decisions_and_the_sources_numbers() -> Non
 def test_a_real_chat_has_one_decision_and_what_its_prompt_answered_is_history() -> None:
     path = shared_data("formats", "nemo_gym", "calendar.example_rollouts.jsonl")
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    said = [i["content"][0]["text"] for r in rows for i in r["response"]["output"] if i["type"] == "message"]
+    texts = [i["content"][0]["text"] for r in rows for i in r["response"]["output"] if i["type"] == "message"]
     thought = [i["summary"][0]["text"] for r in rows for i in r["response"]["output"] if i["type"] == "reasoning"]
-    asked = [r["responses_create_params"]["input"] for r in rows]
-    assert sum(item["role"] == "assistant" for items in asked for item in items) > 0
+    inputs = [r["responses_create_params"]["input"] for r in rows]
+    assert sum(item["role"] == "assistant" for items in inputs for item in items) > 0
     records, rejects = read_file(path)
     assert not rejects
-    assert counts(records) == (5, 5, 0, sorted([r["reward"] for r in rows] * 2), sum(map(len, said)))
+    assert counts(records) == (5, 5, 0, sorted([r["reward"] for r in rows] * 2), sum(map(len, texts)))
     assert [record.steps[0].reasoning for record in records] == thought
-    assert [record.steps[0].state for record in records] == [items[-1]["content"] for items in asked]
-    assert [len(record.initial_messages or []) for record in records] == [len(items) for items in asked]
+    assert [record.steps[0].state for record in records] == [items[-1]["content"] for items in inputs]
+    assert [len(record.initial_messages or []) for record in records] == [len(items) for items in inputs]
     assert len({record.task_id for record in records}) == 5
     assert {record.policy for record in records} == {"Qwen/Qwen3-8B"}
 
@@ -87,7 +87,7 @@ def test_a_real_chat_has_one_decision_and_what_its_prompt_answered_is_history() 
 
 
 def test_what_the_model_wrote_between_two_inputs_is_one_decision(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", row(THINK, CALL, RESULT, SAY))
+    record = read_one(tmp_path / "f.jsonl", row(THINK, CALL, RESULT, SAY))
     first, second = record.steps
     assert (first.reasoning, first.action) == ("Hm.", "")
     assert first.tool_calls == [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -97,9 +97,9 @@ def test_what_the_model_wrote_between_two_inputs_is_one_decision(tmp_path: Path)
 
 
 def test_a_prompt_may_be_a_text_and_has_its_instructions_first(tmp_path: Path) -> None:
-    value = row(SAY, asked="What is f?")
+    value = row(SAY, prompt="What is f?")
     value["responses_create_params"]["instructions"] = "Be brief."
-    assert one(tmp_path / "f.jsonl", value).initial_messages == [
+    assert read_one(tmp_path / "f.jsonl", value).initial_messages == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is f?"},
     ]
@@ -112,27 +112,27 @@ def test_items_for_training_carry_exact_tokens_and_end_their_call(tmp_path: Path
         "generation_log_probs": [-0.5, -0.25],
     }
     second = SAY | {"prompt_token_ids": [1, 2, 3, 4, 5], "generation_token_ids": [6], "generation_log_probs": [-1.0]}
-    record = one(tmp_path / "f.jsonl", row(THINK, first, RESULT, second))
+    record = read_one(tmp_path / "f.jsonl", row(THINK, first, RESULT, second))
     tokens = [step.tokens for step in record.steps if step.tokens]
     assert [(t.context_ids, t.action_ids, t.action_logprobs, t.prefix_step_index) for t in tokens] == [
         ([1, 2], [3, 4], [-0.5, -0.25], None),
         ([5], [6], [-1.0], 0),
     ]
     assert [t.temperature for t in tokens] == [0.5, 0.5], "of the request"
-    twice = one(tmp_path / "f.jsonl", row(first, SAY))
+    twice = read_one(tmp_path / "f.jsonl", row(first, SAY))
     assert [bool(step.tokens) for step in twice.steps] == [True, False], "the second call comes right behind the first"
 
 
 def test_what_stands_in_for_missing_tokens_is_no_decision_and_no_tokens(tmp_path: Path) -> None:
     stand_in = SAY | {"content": [{"type": "output_text", "text": ""}], "id": "msg_empty"}
     stand_in |= {"prompt_token_ids": [0], "generation_token_ids": [0], "generation_log_probs": [0.0]}
-    (step,) = one(tmp_path / "f.jsonl", row(SAY, stand_in)).steps
+    (step,) = read_one(tmp_path / "f.jsonl", row(SAY, stand_in)).steps
     assert (step.action, step.tokens, step.extra) == ("It is 7.", None, None)
 
 
 def test_rows_without_a_request_have_their_items_in_a_trajectory(tmp_path: Path) -> None:
     value = {"task_index": 48, "instance_id": "swe::a", "reward": 1.0, "agent_result": {"n_agent_steps": 2}}
-    record = one(tmp_path / "f.jsonl", value | {"trajectory": {"model": "m", "output": [CALL, RESULT, SAY]}})
+    record = read_one(tmp_path / "f.jsonl", value | {"trajectory": {"model": "m", "output": [CALL, RESULT, SAY]}})
     assert (record.task_id, record.env_return, record.policy) == ("swe::a", 1.0, "m")
     assert [(step.state, step.action) for step in record.steps] == [("", ""), ("7", "It is 7.")]
     assert record.extra == {"task_index": 48, "agent_result": {"n_agent_steps": 2}}
@@ -140,24 +140,24 @@ def test_rows_without_a_request_have_their_items_in_a_trajectory(tmp_path: Path)
 
 def test_aviarys_histories_are_put_together(tmp_path: Path) -> None:
     """A list of items per step, each the history so far; hidden states of the environment keep their places."""
-    seen = {"role": "user", "content": "Step 0.", "is_env_state": True}
-    history = [ASK, seen, CALL, RESULT]
-    hidden = [ASK, seen | {"content": "[hidden]"}, CALL, RESULT, SAY]
-    record = one(tmp_path / "f.jsonl", row(history, hidden, task_idx=4))
+    observation = {"role": "user", "content": "Step 0.", "is_env_state": True}
+    history = [ASK, observation, CALL, RESULT]
+    hidden = [ASK, observation | {"content": "[hidden]"}, CALL, RESULT, SAY]
+    record = read_one(tmp_path / "f.jsonl", row(history, hidden, task_idx=4))
     assert [(step.state, step.action) for step in record.steps] == [("What is f?\nStep 0.", ""), ("7", "It is 7.")]
     assert len(record.initial_messages or []) == 2
     assert record.task_id == "4"
 
 
 def test_lists_of_the_items_of_each_step_are_read_one_behind_the_other(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", row([CALL, RESULT], [SAY]))
+    record = read_one(tmp_path / "f.jsonl", row([CALL, RESULT], [SAY]))
     assert [step.action for step in record.steps] == ["", "It is 7."]
 
 
 def test_what_a_hosted_tool_did_stays_with_the_decision(tmp_path: Path) -> None:
     search = {"type": "web_search_call", "id": "ws", "status": "completed"}
     shell = {"type": "local_shell_call_output", "call_id": "c2", "output": "ok"}
-    record = one(tmp_path / "f.jsonl", row(search, SAY, shell, SAY))
+    record = read_one(tmp_path / "f.jsonl", row(search, SAY, shell, SAY))
     assert record.steps[0].action == "It is 7."
     assert record.steps[0].extra is not None
     assert search in record.steps[0].extra["content"]
@@ -168,7 +168,9 @@ def test_what_a_hosted_tool_did_stays_with_the_decision(tmp_path: Path) -> None:
 
 
 def test_tools_sampling_and_what_has_no_column(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", row(SAY, response={"id": "r", "created_at": 5.0}, library_reward=0.5, level=3))
+    record = read_one(
+        tmp_path / "f.jsonl", row(SAY, response={"id": "r", "created_at": 5.0}, library_reward=0.5, level=3)
+    )
     assert record.tools == [
         {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
     ]
@@ -178,7 +180,7 @@ def test_tools_sampling_and_what_has_no_column(tmp_path: Path) -> None:
 
 
 def test_equal_requests_are_siblings(tmp_path: Path) -> None:
-    records, _ = read(tmp_path / "f.jsonl", row(SAY), row(SAY, asked="Other?"), row(CALL))
+    records, _ = read(tmp_path / "f.jsonl", row(SAY), row(SAY, prompt="Other?"), row(CALL))
     assert [record.rollout_index for record in records] == [0, 0, 1]
     assert records[0].task_id == records[2].task_id != records[1].task_id
 
@@ -203,7 +205,7 @@ def test_a_sibling_number_that_is_taken_is_replaced_by_a_free_one(tmp_path: Path
     ],
 )
 def test_how_a_rollout_ended(tmp_path: Path, fields: dict[str, Any], status: str, terminated: bool | None) -> None:
-    record = one(tmp_path / "f.jsonl", row(SAY, **fields))
+    record = read_one(tmp_path / "f.jsonl", row(SAY, **fields))
     assert (record.status, record.terminated) == (status, terminated)
     assert (record.error is not None) is (status == "failed")
     if "incomplete_details" in str(fields):
@@ -211,12 +213,12 @@ def test_how_a_rollout_ended(tmp_path: Path, fields: dict[str, Any], status: str
 
 
 def test_nulls_are_absent(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", row(response={"usage": None, "error": None}, agent_ref=None, info=None))
+    record = read_one(tmp_path / "f.jsonl", row(response={"usage": None, "error": None}, agent_ref=None, info=None))
     assert (record.agent_id, record.extra, record.status) == (None, None, "completed")
 
 
 def test_a_reward_without_a_response_is_an_outcome(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", row() | {"response": None})
+    record = read_one(tmp_path / "f.jsonl", row() | {"response": None})
     assert (record.env_return, record.steps[0].trainable) == (1.0, False)
 
 
@@ -226,7 +228,7 @@ def test_a_reward_without_a_response_is_an_outcome(tmp_path: Path) -> None:
         (row("hi"), "at `$.response.output[0]`"),
         (row({"content": "x"}), "`response.output[0].role` is None"),
         (row(SAY, reward="1"), "at `$.reward`"),
-        (row(SAY, asked=5), "at `$.responses_create_params.input`"),
+        (row(SAY, prompt=5), "at `$.responses_create_params.input`"),
         (row([SAY], SAY), "at `$[1]`"),
         ({"responses_create_params": {"input": "x"}, "response": None}, "no decision of an agent, and no outcome"),
     ],
@@ -252,7 +254,7 @@ def test_no_wrong_type_and_no_missing_key_raises(tmp_path: Path) -> None:
     assert_never_raises(tmp_path / "f.jsonl", [*rows, row([ASK, CALL], [ASK, CALL, RESULT])], lines=True)
 
 
-# ---------------------------------------------------------------- files beside the rollouts
+# ---------------------------------------------------------------- files next to the rollouts
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def read(path: Path, *rows: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
     return read_file(path)
 
 
-def one(path: Path, **changes: Any) -> EpisodeRecord:
+def read_one(path: Path, **changes: Any) -> EpisodeRecord:
     """The episode of a row; None takes a key away."""
     row = {key: value for key, value in (ROW | changes).items() if value is not None}
     (record,), rejects = read(path, row)
@@ -41,18 +41,18 @@ def one(path: Path, **changes: Any) -> EpisodeRecord:
 def test_a_real_file_has_the_engines_tokens_of_each_decision() -> None:
     path = shared_data("formats", "nemo_rl", "train_data_step3.jsonl")
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    said = [text for row in rows for text in row["content"][0][1::2]]
+    texts = [text for row in rows for text in row["content"][0][1::2]]
     records, rejects = read_file(path)
     assert not rejects
     rewards = sorted([row["rewards"][0] for row in rows] * 2)
-    assert counts(records) == (4, len(said), 0, rewards, sum(map(len, said)))
-    assert [step.action for record in records for step in record.steps] == said
+    assert counts(records) == (4, len(texts), 0, rewards, sum(map(len, texts)))
+    assert [step.action for record in records for step in record.steps] == texts
     for record, row in zip(records, rows, strict=True):
-        masked = [place for place, weight in enumerate(row["token_loss_mask"][0]) if weight]
+        masked = [position for position, weight in enumerate(row["token_loss_mask"][0]) if weight]
         tokens = [step.tokens for step in record.steps]
-        assert [i for t in tokens if t for i in t.action_ids] == [row["token_ids"][0][place] for place in masked]
+        assert [i for t in tokens if t for i in t.action_ids] == [row["token_ids"][0][position] for position in masked]
         assert [p for t in tokens if t for p in t.action_logprobs or ()] == [
-            row["generation_logprobs"][0][place] for place in masked
+            row["generation_logprobs"][0][position] for position in masked
         ]
         sequence = [i for t in tokens if t for i in (*t.context_ids, *t.action_ids)]
         assert sequence == row["token_ids"][0][: row["input_lengths"][0]]
@@ -66,7 +66,7 @@ def test_a_real_file_has_the_engines_tokens_of_each_decision() -> None:
 
 
 def test_each_run_of_sampled_tokens_is_a_decision(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl")
+    record = read_one(tmp_path / "f.jsonl")
     first, second = record.steps
     assert [(step.state, step.action) for step in record.steps] == [("q", "a"), ("o", "b")]
     assert first.tokens is not None
@@ -81,7 +81,7 @@ def test_each_run_of_sampled_tokens_is_a_decision(tmp_path: Path) -> None:
 def test_texts_before_the_first_run_are_the_prompt_and_one_behind_the_last_is_observed(tmp_path: Path) -> None:
     ids = [[11, 12, 13, 14, 15, 16, 17, 18, 0]]
     content = [["sys", "q", "a", "o", "b", "end"]]
-    record = one(tmp_path / "f.jsonl", content=content, token_ids=ids, input_lengths=[8])
+    record = read_one(tmp_path / "f.jsonl", content=content, token_ids=ids, input_lengths=[8])
     assert [message["content"] for message in record.initial_messages or []] == ["sys", "q"]
     assert [step.action for step in record.steps] == ["a", "b"]
     assert record.final_observation == [{"role": "user", "content": "end"}]
@@ -90,13 +90,13 @@ def test_texts_before_the_first_run_are_the_prompt_and_one_behind_the_last_is_ob
 
 
 def test_an_empty_text_behind_the_last_run_has_no_token(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", content=[["q", "a", "o", "b", ""]])
+    record = read_one(tmp_path / "f.jsonl", content=[["q", "a", "o", "b", ""]])
     assert [step.action for step in record.steps] == ["a", "b"]
 
 
 @pytest.mark.parametrize("content", [["q and a in one"], [["q and a"]]])
 def test_fewer_texts_than_runs_are_one_decision_without_text(tmp_path: Path, content: list[Any]) -> None:
-    (step,) = one(tmp_path / "f.jsonl", content=content).steps
+    (step,) = read_one(tmp_path / "f.jsonl", content=content).steps
     assert (step.state, step.action) == (None, "")
     assert step.tokens is not None
     assert (step.tokens.context_ids, step.tokens.action_ids) == ([11, 12], [13, 14, 15, 16])
@@ -105,7 +105,7 @@ def test_fewer_texts_than_runs_are_one_decision_without_text(tmp_path: Path, con
 
 def test_a_dump_without_texts_has_the_tokens_of_each_decision(tmp_path: Path) -> None:
     dump = {"step": 5, "sample_id": ["s"], "metadata": [{"prompt_idx": 12}], "prompt_ids": [[11, 12]]}
-    record = one(tmp_path / "f.jsonl", content=None, **dump)
+    record = read_one(tmp_path / "f.jsonl", content=None, **dump)
     assert [(step.state, step.action) for step in record.steps] == [(None, ""), (None, "")]
     assert [step.tokens.action_ids for step in record.steps if step.tokens] == [[13, 14], [16]]
     assert record.collection_round == 5
@@ -132,8 +132,8 @@ def test_validation_logs_have_roles(tmp_path: Path) -> None:
 
 
 def test_siblings_share_their_prompt(tmp_path: Path) -> None:
-    other = ROW | {"content": [["p", "a", "o", "b"]]}
-    records, _ = read(tmp_path / "f.jsonl", ROW, other, ROW | {"content": [["q", "x", "y", "z"]]})
+    other_row = ROW | {"content": [["p", "a", "o", "b"]]}
+    records, _ = read(tmp_path / "f.jsonl", ROW, other_row, ROW | {"content": [["q", "x", "y", "z"]]})
     assert [record.rollout_index for record in records] == [0, 0, 1]
     assert records[0].task_id == records[2].task_id
 

@@ -17,13 +17,13 @@ ASKED = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": 
 
 
 def span(
-    own: str, kind: str, at: int, parent: str | None = None, trace: str = "trace_1", **data: Any
+    span_id: str, kind: str, at: int, parent: str | None = None, trace: str = "trace_1", **data: Any
 ) -> dict[str, Any]:
     """One line of a span."""
     error = data.pop("error", None)
     return {
         "object": "trace.span",
-        "id": own,
+        "id": span_id,
         "trace_id": trace,
         "parent_id": parent,
         "started_at": f"2026-01-01T00:00:{at:02}+00:00",
@@ -33,10 +33,10 @@ def span(
     }
 
 
-def generation(name: str, at: int, given: Any, said: Any, parent: str | None = None, **data: Any) -> dict[str, Any]:
+def generation(name: str, at: int, prompt: Any, answer: Any, parent: str | None = None, **data: Any) -> dict[str, Any]:
     """One call of the chat API."""
     usage = {"input_tokens": 3, "output_tokens": 4}
-    return span(name, "generation", at, parent, input=given, output=said, model="m-1", usage=usage, **data)
+    return span(name, "generation", at, parent, input=prompt, output=answer, model="m-1", usage=usage, **data)
 
 
 HEAD = {"object": "trace", "id": "trace_1", "workflow_name": "weather", "group_id": None, "metadata": None}
@@ -48,7 +48,7 @@ def written(path: Path, *lines: Any) -> Path:
     return path
 
 
-def one(path: Path, *lines: Any) -> EpisodeRecord:
+def read_one(path: Path, *lines: Any) -> EpisodeRecord:
     """The only episode of some lines."""
     (record,), rejects = read_file(written(path, *lines))
     assert rejects == []
@@ -67,8 +67,8 @@ def expected(path: Path) -> Counts:
         if data["type"] == "response" and "response" in data:
             items = data["response"]["output"]
             words = "".join(p["text"] for item in items if item["type"] == "message" for p in item["content"])
-            made = [item for item in items if item["type"] == "function_call"]
-            outputs.append({"content": words, "tool_calls": made})
+            calls = [item for item in items if item["type"] == "function_call"]
+            outputs.append({"content": words, "tool_calls": calls})
     around = set()
     for line in spans.values():
         if line["span_data"]["type"] not in ("generation", "response"):
@@ -133,9 +133,9 @@ def test_a_guardrail_s_agent_is_a_sub_agent_and_too_many_turns_are_a_limit() -> 
     assert (guarded.status, guarded.terminated) == ("completed", None)
     assert (cut.status, cut.terminated, cut.stop_reason) == ("truncated", False, "max_turns")
     assert cut.error == 'Max turns exceeded: {"max_turns":1}'
-    made = cut.steps[0].tool_calls or []
+    tool_calls = cut.steps[0].tool_calls or []
     assert cut.final_observation == [
-        {"role": "tool", "content": "22C in Paris", "name": "get_weather", "tool_call_id": made[0]["id"]}
+        {"role": "tool", "content": "22C in Paris", "name": "get_weather", "tool_call_id": tool_calls[0]["id"]}
     ]
 
 
@@ -169,10 +169,10 @@ def test_responses_that_an_exporter_added_are_read_whole() -> None:
 
 
 def test_lines_of_traces_may_be_mixed_and_in_any_order(tmp_path: Path) -> None:
-    other = generation("b", 1, ASKED, [{"role": "assistant", "content": "Rain."}]) | {"trace_id": "trace_2"}
+    other_span = generation("b", 1, ASKED, [{"role": "assistant", "content": "Rain."}]) | {"trace_id": "trace_2"}
     again = [*ASKED, {"role": "assistant", "content": "Sunny."}, ASKED[1]]
     later = generation("c", 3, again, [{"role": "assistant", "content": "Still."}])
-    records, _ = read_file(written(tmp_path / "f", later, other, HEAD, HELLO, HEAD | {"id": "trace_2"}))
+    records, _ = read_file(written(tmp_path / "f", later, other_span, HEAD, HELLO, HEAD | {"id": "trace_2"}))
     assert [[step.action for step in record.steps] for record in records] == [["Sunny.", "Still."], ["Rain."]]
 
 
@@ -187,14 +187,14 @@ def test_an_array_of_the_same_objects_is_read_too(tmp_path: Path) -> None:
     "value", [{"data": [HELLO, HEAD]}, {"trace": HEAD, "spans": [HELLO]}, {"traces": [HEAD], "spans": [HELLO]}]
 )
 def test_a_batch_and_a_trace_with_its_spans_are_read_too(tmp_path: Path, value: Any) -> None:
-    record = one(tmp_path / "f", value)
+    record = read_one(tmp_path / "f", value)
     assert (record.environment, record.steps[0].action) == ("weather", "Sunny.")
     (_,), (reject,) = read_file(written(tmp_path / "g", {"data": [HELLO, {"id": "x"}, HEAD]}))
     assert (reject.reason, json.loads(reject.raw)) == ("invalid", {"id": "x"})
 
 
 def test_a_group_is_a_conversation_and_its_traces_are_no_siblings(tmp_path: Path) -> None:
-    record = one(tmp_path / "f", HELLO, HEAD | {"group_id": "g"})
+    record = read_one(tmp_path / "f", HELLO, HEAD | {"group_id": "g"})
     assert (record.task_id, record.rollout_index) == ("trace_1", 0)
     assert record.extra is not None
     assert record.extra["group_id"] == "g"
@@ -202,13 +202,13 @@ def test_a_group_is_a_conversation_and_its_traces_are_no_siblings(tmp_path: Path
 
 def test_the_line_of_a_trace_may_be_missing(tmp_path: Path) -> None:
     """It is written when the trace ends."""
-    record = one(tmp_path / "f", HELLO)
+    record = read_one(tmp_path / "f", HELLO)
     assert record.extra is not None
     assert "is missing" in record.extra["trace"]
 
 
 def test_settings_that_are_set_are_the_sampling(tmp_path: Path) -> None:
-    record = one(
+    record = read_one(
         tmp_path / "f",
         generation(
             "a",
@@ -222,10 +222,10 @@ def test_settings_that_are_set_are_the_sampling(tmp_path: Path) -> None:
 
 
 def test_a_tool_that_failed_gave_back_an_error(tmp_path: Path) -> None:
-    made = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{}"}}
-    record = one(
+    tool_call = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{}"}}
+    record = read_one(
         tmp_path / "f",
-        generation("a", 1, ASKED, [{"role": "assistant", "content": None, "tool_calls": [made]}]),
+        generation("a", 1, ASKED, [{"role": "assistant", "content": None, "tool_calls": [tool_call]}]),
         span("t", "function", 2, name="get", input="{}", output=None, error={"message": "boom", "data": {"x": 1}}),
     )
     assert record.final_observation == [
@@ -234,7 +234,7 @@ def test_a_tool_that_failed_gave_back_an_error(tmp_path: Path) -> None:
 
 
 def test_other_spans_are_kept_as_they_are(tmp_path: Path) -> None:
-    record = one(
+    record = read_one(
         tmp_path / "f", HELLO, span("h", "handoff", 2, from_agent="a", to_agent="b"), span("x", "new_kind", 3, deep=[1])
     )
     assert [(s.kind, s.attributes) for s in record.spans[1:]] == [
@@ -295,11 +295,11 @@ def test_bytes_that_are_no_text_are_rejected_and_a_mark_at_the_start_is_none_of_
     assert (record.environment, reject.position) == ("weather", 2)
 
 
-@pytest.mark.parametrize("place", ["span_data", "error", "started_at", "parent_id"])
+@pytest.mark.parametrize("field", ["span_data", "error", "started_at", "parent_id"])
 @pytest.mark.parametrize("value", [None, 7, "x", [], {}, [7]])
-def test_a_span_with_a_wrong_value_is_kept_and_costs_no_more(tmp_path: Path, place: str, value: Any) -> None:
-    odd = span("odd", "custom", 5, name="x") | {place: value}
-    record = one(tmp_path / "f", HELLO, odd, HEAD)
+def test_a_span_with_a_wrong_value_is_kept_and_costs_no_more(tmp_path: Path, field: str, value: Any) -> None:
+    odd = span("odd", "custom", 5, name="x") | {field: value}
+    record = read_one(tmp_path / "f", HELLO, odd, HEAD)
     assert sorted(s.span_id for s in record.spans) == ["a", "odd"]
 
 

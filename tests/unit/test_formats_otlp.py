@@ -49,12 +49,12 @@ def pairs(attributes: dict[str, Any]) -> list[Any]:
 
 
 def span(
-    attributes: dict[str, Any] | None = None, own: str = "00000000000000a1", at: int = 0, **fields: Any
+    attributes: dict[str, Any] | None = None, span_id: str = "00000000000000a1", at: int = 0, **fields: Any
 ) -> dict[str, Any]:
     """A span of a second."""
     return {
         "traceId": TRACE,
-        "spanId": own,
+        "spanId": span_id,
         "name": "chat m-1",
         "kind": 3,
         "startTimeUnixNano": str(BEGIN + at * 10**9),
@@ -79,7 +79,7 @@ def written(path: Path, *values: Any, lines: bool = False) -> Path:
     return path
 
 
-def one(path: Path, *values: Any, lines: bool = False) -> EpisodeRecord:
+def read_one(path: Path, *values: Any, lines: bool = False) -> EpisodeRecord:
     """The only episode of a file."""
     assert choose_format(written(path, *values, lines=lines)).name == "otlp"
     (record,), rejects = read_file(path)
@@ -106,22 +106,24 @@ def expected(path: Path) -> Counts:
         resources = (
             value.get("resourceSpans") or value.get("batches") or value.get("trace", {}).get("resourceSpans") or []
         )
-        for found in [s for r in resources for scope in r["scopeSpans"] for s in scope["spans"]]:
-            said = {pair["key"]: plain(pair["value"]) for pair in found.get("attributes", ())}
+        for raw_span in [s for r in resources for scope in r["scopeSpans"] for s in scope["spans"]]:
+            attributes = {pair["key"]: plain(pair["value"]) for pair in raw_span.get("attributes", ())}
             kind = (
-                said.get("openinference.span.kind") or said.get("llm.request.type") or said.get("gen_ai.operation.name")
+                attributes.get("openinference.span.kind")
+                or attributes.get("llm.request.type")
+                or attributes.get("gen_ai.operation.name")
             )
             if kind not in ("LLM", "chat"):
                 continue
             decisions += 1
-            episodes.add((found["traceId"], said.get("gen_ai.agent.name")))
-            parts = [p for m in json.loads(said.get("gen_ai.output.messages", "[]")) for p in m["parts"]]
-            n_calls += sum(part["type"] == "tool_call" for part in parts)
-            characters += sum(len(part["content"]) for part in parts if part["type"] == "text")
-            n_calls += sum(key.endswith(("completion.0.tool_calls.0.name",)) for key in said)
-            n_calls += sum(key.startswith("llm.output") and key.endswith("function.name") for key in said)
-            characters += len(said.get("gen_ai.completion.0.content", ""))
-            characters += len(said.get("llm.output_messages.0.message.content", ""))
+            episodes.add((raw_span["traceId"], attributes.get("gen_ai.agent.name")))
+            pieces = [p for m in json.loads(attributes.get("gen_ai.output.messages", "[]")) for p in m["parts"]]
+            n_calls += sum(part["type"] == "tool_call" for part in pieces)
+            characters += sum(len(part["content"]) for part in pieces if part["type"] == "text")
+            n_calls += sum(key.endswith(("completion.0.tool_calls.0.name",)) for key in attributes)
+            n_calls += sum(key.startswith("llm.output") and key.endswith("function.name") for key in attributes)
+            characters += len(attributes.get("gen_ai.completion.0.content", ""))
+            characters += len(attributes.get("llm.output_messages.0.message.content", ""))
         logs = [s for r in value.get("resourceLogs", ()) for s in r["scopeLogs"]]
         for record in [r for scope in logs for r in scope["logRecords"] if r["eventName"] == "gen_ai.choice"]:
             body = json.dumps(record["body"])
@@ -275,7 +277,7 @@ WRAPPED: list[tuple[Any, bool]] = [
 
 @pytest.mark.parametrize(("value", "lines"), WRAPPED)
 def test_spans_are_read_however_they_are_wrapped(tmp_path: Path, value: Any, lines: bool) -> None:
-    record = one(tmp_path / "f", value, lines=lines)
+    record = read_one(tmp_path / "f", value, lines=lines)
     assert (record.task_id, record.environment) == (TRACE, "weather")
     (step,) = record.steps
     assert (step.state, step.action, step.finish_reason, step.latency) == ("Weather?", "Sunny.", "stop", 1.0)
@@ -294,11 +296,11 @@ def test_a_span_of_jaeger_says_what_it_is_inside_and_why_it_failed(tmp_path: Pat
     log = {"timestamp": 1767225600000001, "fields": [{"key": "event", "value": "other"}]}
     child = {"spanID": "00000000000000b1", "references": [{"refType": "CHILD_OF", "spanID": JAEGER["spanID"]}]}
     child |= {"operationName": "x", "tags": tags, "logs": [log]}
-    record = one(tmp_path / "f", {"traceID": TRACE, "spans": [JAEGER, JAEGER | child]})
-    (_, found) = record.spans
-    assert (found.parent_span_id, found.name, found.error) == (JAEGER["spanID"], "x", "no")
-    assert found.attributes is not None
-    assert found.attributes["otel"]["events"] == [{"name": "other", "time": "2026-01-01T00:00:00.000001+00:00"}]
+    record = read_one(tmp_path / "f", {"traceID": TRACE, "spans": [JAEGER, JAEGER | child]})
+    (_, tool_span) = record.spans
+    assert (tool_span.parent_span_id, tool_span.name, tool_span.error) == (JAEGER["spanID"], "x", "no")
+    assert tool_span.attributes is not None
+    assert tool_span.attributes["otel"]["events"] == [{"name": "other", "time": "2026-01-01T00:00:00.000001+00:00"}]
 
 
 def test_spans_that_the_python_sdk_prints_on_many_lines_are_read_one_by_one(tmp_path: Path) -> None:
@@ -319,8 +321,8 @@ def test_spans_that_the_python_sdk_prints_on_many_lines_are_read_one_by_one(tmp_
 
 
 def test_a_trace_may_be_spread_over_the_lines_of_a_file_with_others(tmp_path: Path) -> None:
-    more = json.dumps([*ASKED, *SAID, ASKED[0]])
-    later = span(HELLO | {"gen_ai.input.messages": more}, own="00000000000000a2", at=5)
+    messages = json.dumps([*ASKED, *SAID, ASKED[0]])
+    later = span(HELLO | {"gen_ai.input.messages": messages}, span_id="00000000000000a2", at=5)
     values = [document(later), document(span(traceId=OTHER)), document(span())]
     records, _ = read_file(written(tmp_path / "f", *values, lines=True))
     assert [(record.task_id, len(record.steps)) for record in records] == [(TRACE, 2), (OTHER, 1)]
@@ -340,7 +342,7 @@ def test_log_records_are_events_of_the_spans_that_they_name(tmp_path: Path) -> N
     ]
     logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": logged}]}]}
     bare = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m-1"}
-    record = one(tmp_path / "f", logs, document(span(bare)), lines=True)
+    record = read_one(tmp_path / "f", logs, document(span(bare)), lines=True)
     assert (record.steps[0].state, record.steps[0].action, record.steps[0].finish_reason) == (
         "Weather?",
         "Sunny.",
@@ -352,7 +354,7 @@ def test_log_records_are_events_of_the_spans_that_they_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("identifier", "expected"),
     [
         (TRACE, TRACE),
         (TRACE.upper(), TRACE),
@@ -368,12 +370,12 @@ def test_log_records_are_events_of_the_spans_that_they_name(tmp_path: Path) -> N
         ([], None),
     ],
 )
-def test_ids_are_hex_however_they_are_written(given: Any, found: str | None) -> None:
-    assert normalise_id(given) == found
+def test_ids_are_hex_however_they_are_written(identifier: Any, expected: str | None) -> None:
+    assert normalise_id(identifier) == expected
 
 
 @pytest.mark.parametrize(
-    "given",
+    "instant",
     [
         BEGIN,
         str(BEGIN),
@@ -385,13 +387,13 @@ def test_ids_are_hex_however_they_are_written(given: Any, found: str | None) -> 
         "2026-01-01 01:00:00+01:00",
     ],
 )
-def test_times_are_nanoseconds_however_they_are_written(given: Any) -> None:
-    assert parse_instant(given) == BEGIN
+def test_times_are_nanoseconds_however_they_are_written(instant: Any) -> None:
+    assert parse_instant(instant) == BEGIN
 
 
-@pytest.mark.parametrize("given", [None, 0, "0", -1, True, "soon", [], 10**30, float("nan"), float("inf")])
-def test_what_is_no_time_is_none(given: Any) -> None:
-    assert parse_instant(given) is None
+@pytest.mark.parametrize("instant", [None, 0, "0", -1, True, "soon", [], 10**30, float("nan"), float("inf")])
+def test_what_is_no_time_is_none(instant: Any) -> None:
+    assert parse_instant(instant) is None
 
 
 def test_values_of_every_kind_are_taken() -> None:
@@ -412,9 +414,9 @@ def test_values_of_every_kind_are_taken() -> None:
 @pytest.mark.parametrize("code", [2, "STATUS_CODE_ERROR", "ERROR"])
 def test_a_span_whose_status_is_an_error_says_why(tmp_path: Path, code: Any) -> None:
     thrown = {"name": "exception", "attributes": pairs({"exception.type": "TimeoutError", "exception.message": "slow"})}
-    asked = {key: value for key, value in HELLO.items() if "output" not in key}
-    failed = span(asked, own="00000000000000a2", status={"code": code}, events=[thrown])
-    record = one(tmp_path / "f", document(span(at=3), failed))
+    attributes = {key: value for key, value in HELLO.items() if "output" not in key}
+    failed = span(attributes, span_id="00000000000000a2", status={"code": code}, events=[thrown])
+    record = read_one(tmp_path / "f", document(span(at=3), failed))
     assert {span.error for span in record.spans} == {None, "TimeoutError: slow"}
     assert record.extra is not None
     assert (len(record.steps), record.extra["failed_calls"]) == (1, 1)
@@ -423,7 +425,7 @@ def test_a_span_whose_status_is_an_error_says_why(tmp_path: Path, code: Any) -> 
 def test_what_a_span_says_beside_its_attributes_is_kept(tmp_path: Path) -> None:
     event = {"name": "cache", "timeUnixNano": str(BEGIN), "attributes": pairs({"hit": True})}
     link = {"traceId": OTHER, "spanId": "00000000000000b1"}
-    record = one(tmp_path / "f", document(span(events=[event], links=[link], traceState="k=v", flags=256)))
+    record = read_one(tmp_path / "f", document(span(events=[event], links=[link], traceState="k=v", flags=256)))
     attributes = record.spans[0].attributes
     assert attributes is not None
     assert attributes["otel"] == {
@@ -438,13 +440,14 @@ def test_what_a_span_says_beside_its_attributes_is_kept(tmp_path: Path) -> None:
 
 def test_a_service_without_a_name_is_no_environment(tmp_path: Path) -> None:
     assert (
-        one(tmp_path / "f", document(span(), resource={"service.name": "unknown_service:python"})).environment is None
+        read_one(tmp_path / "f", document(span(), resource={"service.name": "unknown_service:python"})).environment
+        is None
     )
 
 
 def test_an_experiment_of_langfuse_names_task_and_run(tmp_path: Path) -> None:
-    more = {"langfuse.experiment.item.id": "item-1", "langfuse.experiment.name": "nightly"}
-    record = one(tmp_path / "f", document(span(HELLO | more)))
+    attributes = {"langfuse.experiment.item.id": "item-1", "langfuse.experiment.name": "nightly"}
+    record = read_one(tmp_path / "f", document(span(HELLO | attributes)))
     assert (record.task_id, record.run_id) == ("item-1", "nightly")
     assert record.rollout_index > 0
 
@@ -453,7 +456,7 @@ def test_a_file_that_names_a_later_schema_is_read_by_its_attributes(tmp_path: Pa
     """The conventions say no version that could be unknown."""
     value = document(span())
     value["resourceSpans"][0]["schemaUrl"] = "https://opentelemetry.io/schemas/9.9.9"
-    assert one(tmp_path / "f", value).steps[0].action == "Sunny."
+    assert read_one(tmp_path / "f", value).steps[0].action == "Sunny."
 
 
 # ---------------------------------------------------------------- files without trajectories
@@ -530,7 +533,7 @@ def test_a_damaged_line_costs_its_spans_and_the_trace_knows(tmp_path: Path) -> N
     path = written(
         tmp_path / "f",
         document(span()),
-        document(span(own="00000000000000a2")),
+        document(span(span_id="00000000000000a2")),
         document(span(traceId=OTHER)),
         lines=True,
     )
@@ -549,7 +552,11 @@ def test_a_damaged_line_costs_its_spans_and_the_trace_knows(tmp_path: Path) -> N
 def test_values_that_cannot_be_stored_cost_their_line_or_trace_and_no_more(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "f"
     good = [json.dumps(document(span(traceId=name))) for name in (TRACE, OTHER)]
-    bad = json.dumps(document(span(own="00000000000000a9"))).replace('"Weather?"', broken).replace('"weather"', broken)
+    bad = (
+        json.dumps(document(span(span_id="00000000000000a9")))
+        .replace('"Weather?"', broken)
+        .replace('"weather"', broken)
+    )
     path.write_text("\n".join((good[0].replace("a1", "a8"), bad, good[1])), "utf-8")
     records, rejects = read_file(path)
     assert [record.task_id for record in records] == [TRACE, OTHER]
@@ -558,7 +565,7 @@ def test_values_that_cannot_be_stored_cost_their_line_or_trace_and_no_more(tmp_p
 
 CASES: list[Callable[[], Any]] = [
     lambda: document(
-        span(), span({"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "x"}, own="00000000000000a2")
+        span(), span({"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "x"}, span_id="00000000000000a2")
     ),
     lambda: [PRINTED],
 ]

@@ -21,18 +21,18 @@ def event(name: str, **attributes: Any) -> dict[str, Any]:
 
 
 def filled(attributes: dict[str, Any], *events: dict[str, Any], name: str = "n", error: str | None = None) -> Span:
-    """A span of which everything is said that its attributes tell."""
+    """A span with all facts of its attributes."""
     span = Span(id="a", name=name, attributes=dict(attributes), error=error)
-    left = list(events)
-    assert otlp_genai.fill_genai_span(span, left)
-    assert all(e["name"].startswith("other") for e in left), "what became messages is taken out"
+    events_left = list(events)
+    assert otlp_genai.fill_genai_span(span, events_left)
+    assert all(e["name"].startswith("other") for e in events_left), "what became messages is taken out"
     return span
 
 
 def call(attributes: dict[str, Any], *events: dict[str, Any]) -> ModelCall:
-    found = filled(CHAT | attributes, *events).call
-    assert found is not None
-    return found
+    model_call = filled(CHAT | attributes, *events).call
+    assert model_call is not None
+    return model_call
 
 
 # ---------------------------------------------------------------- what a span is
@@ -193,12 +193,12 @@ PLACES: dict[str, tuple[dict[str, Any], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_messages_are_found_wherever_they_stand(place: str) -> None:
-    attributes, events = PLACES[place]
-    found = call(attributes, event("other"), *events)
-    assert found.prompt == GIVEN
-    (answer,) = found.answers
+@pytest.mark.parametrize("attribute", PLACES)
+def test_messages_are_found_wherever_they_stand(attribute: str) -> None:
+    attributes, events = PLACES[attribute]
+    model_call = call(attributes, event("other"), *events)
+    assert model_call.prompt == GIVEN
+    (answer,) = model_call.answers
     assert {key: answer[key] for key in ANSWER} == ANSWER
     text = json.dumps([filled(CHAT | attributes, *events).attributes])
     assert "Weather?" not in text
@@ -207,7 +207,7 @@ def test_messages_are_found_wherever_they_stand(place: str) -> None:
 
 def test_events_of_blocks_are_messages_of_blocks() -> None:
     blocks = json.dumps([{"toolResult": {"toolUseId": "c1", "status": "success", "content": [{"text": "22C"}]}}])
-    found = call(
+    model_call = call(
         {},
         event("gen_ai.user.message", content=json.dumps([{"text": "Weather?"}])),
         event(
@@ -217,36 +217,36 @@ def test_events_of_blocks_are_messages_of_blocks() -> None:
         event("gen_ai.tool.message", content=blocks, role="tool", id="c1"),
         event("gen_ai.choice", message=json.dumps([{"text": "Sunny."}]), finish_reason="end_turn"),
     )
-    assert found.prompt is not None
-    assert [message["role"] for message in found.prompt] == ["user", "assistant", "tool"]
-    assert (found.prompt[0]["content"], found.prompt[2]["content"]) == ("Weather?", "22C")
-    assert (found.answers[0]["content"], found.answers[0]["finish_reason"]) == ("Sunny.", "end_turn")
+    assert model_call.prompt is not None
+    assert [message["role"] for message in model_call.prompt] == ["user", "assistant", "tool"]
+    assert (model_call.prompt[0]["content"], model_call.prompt[2]["content"]) == ("Weather?", "22C")
+    assert (model_call.answers[0]["content"], model_call.answers[0]["finish_reason"]) == ("Sunny.", "end_turn")
 
 
 def test_text_of_a_user_that_looks_like_json_stays_text() -> None:
-    found = call(
+    model_call = call(
         {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": '[{"a": 1}]', "gen_ai.completion.0.content": "x"}
     )
-    assert found.prompt == [{"role": "user", "content": '[{"a": 1}]'}]
+    assert model_call.prompt == [{"role": "user", "content": '[{"a": 1}]'}]
 
 
 def test_numbers_above_nine_are_in_order() -> None:
-    found = call({f"gen_ai.prompt.{n}.content": str(n) for n in range(12)} | {"gen_ai.completion.0.content": "x"})
-    assert found.prompt is not None
-    assert [message["content"] for message in found.prompt] == [str(n) for n in range(12)]
+    model_call = call({f"gen_ai.prompt.{n}.content": str(n) for n in range(12)} | {"gen_ai.completion.0.content": "x"})
+    assert model_call.prompt is not None
+    assert [message["content"] for message in model_call.prompt] == [str(n) for n in range(12)]
 
 
 def test_instructions_that_the_messages_have_too_are_not_said_twice() -> None:
-    given = [{"role": "system", "parts": [{"type": "text", "content": "Be kind."}]}, USER]
-    found = call({"gen_ai.system_instructions": "Be kind.", "gen_ai.input.messages": given})
-    assert found.prompt == GIVEN
+    prompt = [{"role": "system", "parts": [{"type": "text", "content": "Be kind."}]}, USER]
+    model_call = call({"gen_ai.system_instructions": "Be kind.", "gen_ai.input.messages": prompt})
+    assert model_call.prompt == GIVEN
 
 
 # ---------------------------------------------------------------- settings and outcome
 
 
 def test_settings_counts_and_names_have_their_places() -> None:
-    found = call(
+    model_call = call(
         {
             "gen_ai.request.temperature": 0.5,
             "gen_ai.request.max_tokens": 9,
@@ -261,13 +261,13 @@ def test_settings_counts_and_names_have_their_places() -> None:
         }
         | PARTS
     )
-    assert (found.model, found.finish_reason, found.sampling) == (
+    assert (model_call.model, model_call.finish_reason, model_call.sampling) == (
         "m-1-2026",
         "stop",
         {"temperature": 0.5, "max_tokens": 9},
     )
-    assert (found.prompt_tokens, found.completion_tokens, found.cost) == (11, 7, 0.25)
-    assert found.extra == {
+    assert (model_call.prompt_tokens, model_call.completion_tokens, model_call.cost) == (11, 7, 0.25)
+    assert model_call.extra == {
         "response_id": "r",
         "provider": "p",
         "request_model": "m-1",
@@ -276,10 +276,10 @@ def test_settings_counts_and_names_have_their_places() -> None:
 
 
 def test_several_choices_are_several_answers() -> None:
-    said = [{"role": "assistant", "parts": [{"type": "text", "content": t}]} for t in "ab"]
-    both = call({"gen_ai.output.messages": said, "gen_ai.request.choice.count": 2})
-    assert [message["content"] for message in both.answers] == ["a", "b"]
-    assert len(call({"gen_ai.output.messages": said}).answers) == 1
+    answers = [{"role": "assistant", "parts": [{"type": "text", "content": t}]} for t in "ab"]
+    model_call = call({"gen_ai.output.messages": answers, "gen_ai.request.choice.count": 2})
+    assert [message["content"] for message in model_call.answers] == ["a", "b"]
+    assert len(call({"gen_ai.output.messages": answers}).answers) == 1
 
 
 @pytest.mark.parametrize(
@@ -295,9 +295,9 @@ def test_several_choices_are_several_answers() -> None:
     ],
 )
 def test_tools_that_were_offered_are_found(attributes: dict[str, Any], names: list[str]) -> None:
-    found = call(attributes | PARTS)
-    assert [tool["name"] for tool in found.tools] == names
-    assert found.tools[0].get("parameters", {}) in ({}, {"type": "object"})
+    model_call = call(attributes | PARTS)
+    assert [tool["name"] for tool in model_call.tools] == names
+    assert model_call.tools[0].get("parameters", {}) in ({}, {"type": "object"})
 
 
 # ---------------------------------------------------------------- tools and judgements
@@ -339,14 +339,14 @@ def test_a_tool_that_failed_gave_back_its_error() -> None:
 
 
 def test_evaluation_events_are_scores() -> None:
-    said = {
+    attributes = {
         "gen_ai.evaluation.name": "Relevance",
         "gen_ai.evaluation.score.value": 0.75,
         "gen_ai.evaluation.score.label": "good",
         "gen_ai.evaluation.explanation": "mostly",
         "gen_ai.response.id": "r",
     }
-    (score,) = build_evaluations([event("gen_ai.evaluation.result", **said), event("gen_ai.evaluation.result")])
+    (score,) = build_evaluations([event("gen_ai.evaluation.result", **attributes), event("gen_ai.evaluation.result")])
     assert (score.scorer, score.value, score.reason) == ("Relevance", 0.75, "mostly")
     assert score.metrics == {"score.label": "good", "gen_ai.response.id": "r"}
     (failed,) = build_evaluations(
@@ -384,26 +384,30 @@ def test_a_call_of_the_vercel_sdk_is_the_step_inside_and_not_the_whole() -> None
         },
     )
     assert otlp_vercel.fill_vercel_span(span, [])
-    found = span.call
-    assert found is not None
-    assert found.prompt == [USER]
-    assert found.answers[0]["content"] == "Let me look."
-    assert found.answers[0]["tool_calls"] == [CALL | {"function": {"name": "get", "arguments": {"city": "Paris"}}}]
-    assert (found.tools, found.model, found.finish_reason) == ([{"name": "get"}], "m-1", "tool-calls")
-    assert (found.prompt_tokens, found.completion_tokens, found.sampling) == (11, 7, {"temperature": 0.5})
+    model_call = span.call
+    assert model_call is not None
+    assert model_call.prompt == [USER]
+    assert model_call.answers[0]["content"] == "Let me look."
+    assert model_call.answers[0]["tool_calls"] == [CALL | {"function": {"name": "get", "arguments": {"city": "Paris"}}}]
+    assert (model_call.tools, model_call.model, model_call.finish_reason) == ([{"name": "get"}], "m-1", "tool-calls")
+    assert (model_call.prompt_tokens, model_call.completion_tokens, model_call.sampling) == (
+        11,
+        7,
+        {"temperature": 0.5},
+    )
     outer = Span(id="b", attributes={"ai.operationId": "ai.generateText", "ai.prompt": "{}"})
     assert otlp_vercel.fill_vercel_span(outer, [])
     assert (outer.kind, outer.call) == ("ai.generateText", None)
 
 
 def test_a_tool_of_the_vercel_sdk_is_a_tool() -> None:
-    said = {
+    attributes = {
         "ai.operationId": "ai.toolCall",
         "ai.toolCall.name": "get",
         "ai.toolCall.id": "c1",
         "ai.toolCall.result": '"22C"',
     }
-    span = Span(id="a", attributes=said)
+    span = Span(id="a", attributes=attributes)
     assert otlp_vercel.fill_vercel_span(span, [])
     assert span.tool == Tool(name="get", call_id="c1", result='"22C"')
     assert not otlp_vercel.fill_vercel_span(Span(id="c", attributes=dict(CHAT)), [])

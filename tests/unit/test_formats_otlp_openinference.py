@@ -32,9 +32,9 @@ def filled(attributes: dict[str, Any], name: str = "n", error: str | None = None
 
 
 def call(attributes: dict[str, Any]) -> ModelCall:
-    found = filled(attributes).call
-    assert found is not None
-    return found
+    model_call = filled(attributes).call
+    assert model_call is not None
+    return model_call
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_numbered_messages_are_the_prompt_and_the_answer() -> None:
 
 
 def test_messages_that_are_nested_are_the_same() -> None:
-    given = [
+    prompt = [
         {"message": {"role": "system", "content": "Be kind."}},
         {"message.role": "user", "message.content": "Weather?"},
     ]
-    said = [
+    answers = [
         {
             "message": {
                 "role": "assistant",
@@ -80,13 +80,13 @@ def test_messages_that_are_nested_are_the_same() -> None:
             }
         }
     ]
-    found = call({"openinference.span.kind": "LLM", "llm.input_messages": given, "llm.output_messages": said})
-    assert (found.prompt, found.answers) == (GIVEN, call(LLM).answers)
+    model_call = call({"openinference.span.kind": "LLM", "llm.input_messages": prompt, "llm.output_messages": answers})
+    assert (model_call.prompt, model_call.answers) == (GIVEN, call(LLM).answers)
 
 
 def test_contents_of_several_parts_and_older_calls_of_functions_are_taken() -> None:
     image = {"type": "image", "image": {"image": {"url": "x.png"}}}
-    said = {
+    attributes = {
         "openinference.span.kind": "LLM",
         "llm.input_messages.0.message.role": "user",
         "llm.input_messages.0.message.contents.0.message_content.type": "text",
@@ -97,22 +97,22 @@ def test_contents_of_several_parts_and_older_calls_of_functions_are_taken() -> N
         "llm.output_messages.0.message.function_call_name": "get",
         "llm.output_messages.0.message.function_call_arguments_json": "{}",
     }
-    found = call(said)
-    assert found.prompt == [{"role": "user", "content": [{"type": "text", "text": "Look."}, image]}]
-    assert found.answers[0]["tool_calls"] == [{"type": "function", "function": {"name": "get", "arguments": "{}"}}]
+    model_call = call(attributes)
+    assert model_call.prompt == [{"role": "user", "content": [{"type": "text", "text": "Look."}, image]}]
+    assert model_call.answers[0]["tool_calls"] == [{"type": "function", "function": {"name": "get", "arguments": "{}"}}]
 
 
 def test_items_of_one_answer_are_one_message() -> None:
-    said = {
+    attributes = {
         "openinference.span.kind": "LLM",
         "llm.output_messages.0.message.role": "assistant",
         "llm.output_messages.0.message.content": "Let me look.",
         "llm.output_messages.1.message.role": "assistant",
         "llm.output_messages.1.message.tool_calls.0.tool_call.function.name": "get",
     }
-    (answer,) = call(said).answers
+    (answer,) = call(attributes).answers
     assert (answer["content"], len(answer["tool_calls"])) == ("Let me look.", 1)
-    assert len(call(said | {"llm.invocation_parameters": '{"n": 2}'}).answers) == 2
+    assert len(call(attributes | {"llm.invocation_parameters": '{"n": 2}'}).answers) == 2
 
 
 def test_values_are_taken_where_no_messages_are_numbered() -> None:
@@ -132,19 +132,19 @@ def test_values_are_taken_where_no_messages_are_numbered() -> None:
 
 
 def test_completions_of_text_are_calls_too() -> None:
-    found = call(
+    model_call = call(
         {
             "openinference.span.kind": "LLM",
             "llm.prompts.0.prompt.text": "Once upon",
             "llm.choices.0.completion.text": " a time",
         }
     )
-    assert found.prompt == [{"role": "user", "content": "Once upon"}]
-    assert found.answers == [{"role": "assistant", "content": " a time"}]
+    assert model_call.prompt == [{"role": "user", "content": "Once upon"}]
+    assert model_call.answers == [{"role": "assistant", "content": " a time"}]
 
 
 def test_settings_counts_and_tools_have_their_places() -> None:
-    found = call(
+    model_call = call(
         LLM
         | {
             "llm.invocation_parameters": '{"model": "m-1", "temperature": 0.5, "tools": [], "stop": null}',
@@ -159,22 +159,22 @@ def test_settings_counts_and_tools_have_their_places() -> None:
             "llm.tools.1.tool.name": "set",
         }
     )
-    assert (found.model, found.finish_reason, found.sampling) == ("m-1", "stop", {"temperature": 0.5})
-    assert (found.prompt_tokens, found.completion_tokens, found.cost) == (11, 7, 0.25)
-    assert found.extra == {"provider": "openai", "usage": {"prompt_details.cache_read": 3}}
-    assert found.tools == [{"name": "get"}, {"name": "set"}]
+    assert (model_call.model, model_call.finish_reason, model_call.sampling) == ("m-1", "stop", {"temperature": 0.5})
+    assert (model_call.prompt_tokens, model_call.completion_tokens, model_call.cost) == (11, 7, 0.25)
+    assert model_call.extra == {"provider": "openai", "usage": {"prompt_details.cache_read": 3}}
+    assert model_call.tools == [{"name": "get"}, {"name": "set"}]
 
 
 def test_a_tool_has_its_name_its_input_and_its_output() -> None:
-    said = {
+    attributes = {
         "openinference.span.kind": "TOOL",
         "tool.name": "get",
         "input.value": '{"city": "Paris"}',
         "output.value": "22C",
     }
-    assert filled(said).tool == Tool(name="get", arguments='{"city": "Paris"}', result="22C")
+    assert filled(attributes).tool == Tool(name="get", arguments='{"city": "Paris"}', result="22C")
     back = json.dumps({"type": "tool", "data": {"content": "22C", "tool_call_id": "c1", "status": "success"}})
-    assert filled(said | {"output.value": back}).tool == Tool(
+    assert filled(attributes | {"output.value": back}).tool == Tool(
         name="get", call_id="c1", arguments='{"city": "Paris"}', result="22C", is_error=False
     )
     assert filled({"openinference.span.kind": "TOOL"}, name="get", error="boom").tool == Tool(
@@ -192,12 +192,17 @@ def test_annotations_are_scores_of_the_span_the_trace_and_the_session() -> None:
         head = f"{prefix}annotations.0.annotation."
         return {f"{head}name": name, f"{head}score": score, f"{head}label": "good", f"{head}explanation": "why"}
 
-    said = (
+    attributes = (
         LLM | annotation("", "span", 0.5) | annotation("trace.", "trace", "1") | annotation("session.", "session", None)
     )
-    span = filled(said)
-    (own,) = span.scores
-    assert (own.scorer, own.value, own.reason, own.metrics) == ("span", 0.5, "why", {"label": "good"})
+    span = filled(attributes)
+    (own_score,) = span.scores
+    assert (own_score.scorer, own_score.value, own_score.reason, own_score.metrics) == (
+        "span",
+        0.5,
+        "why",
+        {"label": "good"},
+    )
     trace, session = otlp_openinference.pop_trace_scores(span.attributes)
     assert (trace.scorer, trace.value) == ("trace", 1)
     assert (session.value, session.metrics) == (None, {"of": "session", "label": "good"})

@@ -17,7 +17,7 @@ from testkit.formats import assert_never_raises, counts, read_file
 def row(**fields: Any) -> dict[str, Any]:
     """A sequence with two answers, as it is written since October 2026."""
     mask = [False, False, True, True, False, True]
-    made: dict[str, Any] = {
+    row_fields: dict[str, Any] = {
         "schema_version": 1,
         "step": 9,
         "export_step": 4,
@@ -25,12 +25,12 @@ def row(**fields: Any) -> dict[str, Any]:
         "micro_step": 0,
         "micro_sequence_idx": 0,
     }
-    made |= {"export_sequence_idx": 3, "run_id": "run-1", "env_name": "math", "token_ids": [1, 2, 3, 4, 5, 6]}
-    made |= {"position_ids": list(range(6)), "loss_mask": mask, "rewards": [0.5] * 6, "advantages": [1.0] * 6}
+    row_fields |= {"export_sequence_idx": 3, "run_id": "run-1", "env_name": "math", "token_ids": [1, 2, 3, 4, 5, 6]}
+    row_fields |= {"position_ids": list(range(6)), "loss_mask": mask, "rewards": [0.5] * 6, "advantages": [1.0] * 6}
     logprobs = [-0.5 if trained else 0.0 for trained in mask]
-    made |= {"inference_logprobs": logprobs, "trainer_logprobs": logprobs, "is_masked": [None] * 6}
-    made |= {"losses": [{"rl": {"advantage": 1.0, "mask": trained}} for trained in mask]}
-    return made | fields
+    row_fields |= {"inference_logprobs": logprobs, "trainer_logprobs": logprobs, "is_masked": [None] * 6}
+    row_fields |= {"losses": [{"rl": {"advantage": 1.0, "mask": trained}} for trained in mask]}
+    return row_fields | fields
 
 
 def read(folder: Path, *rows: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
@@ -82,7 +82,7 @@ def test_rewards_that_differ_along_a_sequence_are_no_return(tmp_path: Path) -> N
 def test_of_several_losses_that_of_reinforcement_says_what_was_sampled(tmp_path: Path) -> None:
     """An observation may be trained on as text."""
     losses = [
-        {"rl": {"advantage": 1.0, "mask": place == 5}, "ce": {"advantage": 1.0, "mask": True}} for place in range(6)
+        {"rl": {"advantage": 1.0, "mask": index == 5}, "ce": {"advantage": 1.0, "mask": True}} for index in range(6)
     ]
     record = only(tmp_path, loss_mask=[True] * 6, losses=losses)
     assert [step.tokens.action_ids for step in record.steps if step.tokens] == [[6]]

@@ -16,8 +16,8 @@ READ_WITH_OTHERS = {".txt", ".db-wal", ".db-shm"}
 
 def claims(path: Path) -> list[str]:
     """The formats that say a file is theirs, or know what of theirs it is."""
-    seen = read_head(path)
-    return [fmt.name for fmt in FORMATS.values() if fmt.recognise(seen) or fmt.no_trajectory(seen) is not None]
+    head = read_head(path)
+    return [fmt.name for fmt in FORMATS.values() if fmt.recognise(head) or fmt.no_trajectory(head) is not None]
 
 
 def real_files() -> list[Path]:
@@ -33,13 +33,13 @@ def test_a_file_that_a_tool_wrote_is_claimed_by_one_format(path: Path) -> None:
 
 
 def test_real_files_are_claimed_by_one_format_each() -> None:
-    several = {path.name: found for path in real_files() if len(found := claims(path)) != 1}
+    several = {path.name: formats_claiming for path in real_files() if len(formats_claiming := claims(path)) != 1}
     assert several == {}
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
 def test_a_text_that_is_cut_is_claimed_by_the_format_of_the_whole_or_by_none(share: float, tmp_path: Path) -> None:
-    """What tells a document apart may be its last key: then nobody guesses, but that rows of chats are chats."""
+    """What tells a document apart may be its last key: then no one guesses, but that rows of chats are chats."""
     for path in [*real_files(), *MADE]:
         if path.suffix == ".gz" or read_head(path).kind not in ("lines", "array", "object"):
             continue

@@ -1,4 +1,4 @@
-"""Secrets in settings and texts: what can be told as one goes, wherever it stands, and nothing else does."""
+"""Secrets in settings and texts: what can be recognised goes, no matter where it stands, and nothing else does."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ from lake.live.frames import (
 )
 from lake.records import Reject
 from lake.write.rows import remove_table_keys as remove_frame_keys
-from testkit import key_places
+from testkit import planted_keys
 
 SECRET = "aB3dE5fG7hJ9kL1mN3pQ"
 SENTENCES = [
@@ -77,9 +77,9 @@ HARMLESS = [
 
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_a_secret_is_not_in_the_text(sentence: str) -> None:
-    found = redact(sentence.format(SECRET))
-    assert REDACTED in found
-    assert SECRET not in found
+    redacted = redact(sentence.format(SECRET))
+    assert REDACTED in redacted
+    assert SECRET not in redacted
 
 
 @given(st.sampled_from(SENTENCES), st.text(max_size=20), st.text(max_size=20))
@@ -100,8 +100,8 @@ def test_what_is_redacted_stays_as_it_is(sentences: list[str]) -> None:
 
 
 def test_settings_lose_their_secrets_at_any_depth() -> None:
-    given = {"model": "gpt", "api_key": "a", "clients": [{"OPENAI_API_KEY": "b", "base": {"Authorization": "c"}}]}
-    assert remove_keys(given) == {"model": "gpt", "clients": [{"base": {}}]}
+    settings = {"model": "gpt", "api_key": "a", "clients": [{"OPENAI_API_KEY": "b", "base": {"Authorization": "c"}}]}
+    assert remove_keys(settings) == {"model": "gpt", "clients": [{"base": {}}]}
     spans = {"http.request.header.authorization": "d", "llm.api_key": "e", "http.request.header.accept": "text"}
     assert remove_keys(spans) == {"http.request.header.accept": "text"}
 
@@ -118,23 +118,23 @@ def test_long_texts_take_no_long_time(piece: str) -> None:
 def one_by_one() -> list[dict[str, str]]:
     """Settings with a single key each, so that no other one leads there."""
     looks = "q001w7Kd4rZq7Kd93Lm"
-    headers = [f"http.request.header.{name.lower()}" for name in key_places.HEADERS]
-    return [{name: looks} for name in (*key_places.BODY_FIELDS, *key_places.SETTING_FIELDS, *headers)]
+    headers = [f"http.request.header.{name.lower()}" for name in planted_keys.HEADERS]
+    return [{name: looks} for name in (*planted_keys.BODY_FIELDS, *planted_keys.SETTING_FIELDS, *headers)]
 
 
 def test_a_field_of_settings_is_told_by_its_name_alone_also_in_columns() -> None:
     settings = one_by_one()
     assert [fields for fields in settings if remove_keys(fields) != {}] == []
     # A row whose texts are short, and the same behind so many that the engine looks.
-    for more in (0, 3000):
-        rows = [json.dumps(fields) for fields in settings] + ["x" * 100] * more
+    for padding in (0, 3000):
+        rows = [json.dumps(fields) for fields in settings] + ["x" * 100] * padding
         frame = pl.DataFrame({"attributes": rows})
-        found = [
+        attributes = [
             remove_frame_keys("spans", frame[row : row + 1])["attributes"][0]
-            for row in range(len(settings) * (not more))
+            for row in range(len(settings) * (not padding))
         ]
-        found = found or remove_frame_keys("spans", frame)["attributes"][: len(settings)].to_list()
-        assert set(found) == {"{}"}
+        attributes = attributes or remove_frame_keys("spans", frame)["attributes"][: len(settings)].to_list()
+        assert set(attributes) == {"{}"}
 
 
 def test_a_secret_is_told_from_the_word_of_a_game() -> None:
@@ -149,7 +149,7 @@ def test_a_secret_is_told_from_the_word_of_a_game() -> None:
     ]
 
 
-@pytest.mark.parametrize("field", [*key_places.BODY_FIELDS, *key_places.SETTING_FIELDS])
+@pytest.mark.parametrize("field", [*planted_keys.BODY_FIELDS, *planted_keys.SETTING_FIELDS])
 def test_a_field_of_a_request_is_looked_for_elsewhere(field: str) -> None:
     secrets = Secrets()
     key = "opaque-words-17-x"
@@ -234,8 +234,8 @@ def test_tokens_that_spell_a_key_go_with_those_that_extend_them(tmp_path: Path) 
         tokens = {"context_ids": [1], "action_ids": [2, 3], "prefix_step_index": prefix}
         return {"state": "s", "action": action, "completion_tokens": 2, "tokens": tokens, "extra": {"id": 1}}
 
-    said = [("a", None), (ISSUED[0], 0), ("c", 1), ("d", 2), ("e", 0), ("f", None)]
-    steps = [step(*one) for one in said]
+    steps_given = [("a", None), (ISSUED[0], 0), ("c", 1), ("d", 2), ("e", 0), ("f", None)]
+    steps = [step(*fields) for fields in steps_given]
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps({"task_id": "t", "steps": steps}) + "\n")
     lk = lake.open(tmp_path / "lake", create=True)
@@ -243,9 +243,9 @@ def test_tokens_that_spell_a_key_go_with_those_that_extend_them(tmp_path: Path) 
     with lake.recorder(tmp_path / "lake", run="live", spool=tmp_path / "spool") as recorder:
         recorder.record(msgspec.convert({"task_id": "t", "steps": steps}, lake.EpisodeRecord))
     rows = lk.sql("SELECT run_id, step_index, action, extra, completion_tokens FROM steps ORDER BY 1, 2").to_dicts()
-    kept = lk.sql("SELECT run_id, step_index FROM tokens ORDER BY 1, 2").rows()
+    token_rows = lk.sql("SELECT run_id, step_index FROM tokens ORDER BY 1, 2").rows()
     for run in ("live", "records"):
-        assert [step for of, step in kept if of == run] == [0, 4, 5]
+        assert [step for of, step in token_rows if of == run] == [0, 4, 5]
         mine = [row for row in rows if row["run_id"] == run]
         assert [row["action"] for row in mine] == ["a", REDACTED, "c", "d", "e", "f"]
         assert [row["completion_tokens"] for row in mine] == [2] * 6
@@ -296,7 +296,7 @@ def test_the_log_holds_no_key(caplog: pytest.LogCaptureFixture) -> None:
     assert REDACTED in caplog.text
 
 
-def injected(value: Any, places: key_places.Places, where: str) -> Any:
+def injected(value: Any, places: planted_keys.PlantedKeys, where: str) -> Any:
     """A document with a key in every text of several words, and one in every object, by its name."""
     if isinstance(value, dict):
         return {name: injected(item, places, f"{where}.{name}") for name, item in value.items()}
@@ -307,9 +307,13 @@ def injected(value: Any, places: key_places.Places, where: str) -> Any:
 
 def test_no_format_brings_a_key_in(tmp_path: Path) -> None:
     """Each published example of a format, with a key in every text of several words."""
-    places = key_places.Places()
+    places = planted_keys.PlantedKeys()
     golden = Path(__file__).parents[1] / "golden" / "formats"
-    for path in [found for found in sorted(golden.rglob("*.json*")) if found.suffix in (".json", ".jsonl")]:
+    for path in [
+        document_path
+        for document_path in sorted(golden.rglob("*.json*"))
+        if document_path.suffix in (".json", ".jsonl")
+    ]:
         target = tmp_path / "in" / path.relative_to(golden)
         target.parent.mkdir(parents=True, exist_ok=True)
         texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]

@@ -23,7 +23,7 @@ def read(path: Path, *rows: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
     return read_file(path)
 
 
-def one(path: Path, *turns: dict[str, Any], **fields: Any) -> EpisodeRecord:
+def read_one(path: Path, *turns: dict[str, Any], **fields: Any) -> EpisodeRecord:
     """The episode of some turns."""
     (record,), rejects = read(path, {"conversations": turns} | fields)
     assert not rejects
@@ -33,11 +33,11 @@ def one(path: Path, *turns: dict[str, Any], **fields: Any) -> EpisodeRecord:
 def test_a_real_conversation_is_one_episode_of_what_gpt_said() -> None:
     path = shared_data("formats", "chat_sft", "axolotl_conversation.json")
     turns = json.loads(path.read_text("utf-8"))["conversations"]
-    said = [turn["value"] for turn in turns if turn["from"] == "gpt"]
+    answers = [turn["value"] for turn in turns if turn["from"] == "gpt"]
     (record,), rejects = read_file(path)
     assert not rejects
-    assert [step.action for step in record.steps] == said
-    assert counts([record]) == (1, len(said), 0, [], sum(map(len, said)))
+    assert [step.action for step in record.steps] == answers
+    assert counts([record]) == (1, len(answers), 0, [], sum(map(len, answers)))
     assert [step.state for step in record.steps] == [turn["value"] for turn in turns if turn["from"] == "human"]
 
 
@@ -57,21 +57,21 @@ def test_rows_that_datasets_stores_have_calls_results_and_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "role"), [("human", "user"), ("User", "user"), ("observation", "tool"), ("function_response", "tool")]
+    ("speaker", "role"), [("human", "user"), ("User", "user"), ("observation", "tool"), ("function_response", "tool")]
 )
-def test_who_is_observed(tmp_path: Path, said: str, role: str) -> None:
-    (step,) = one(tmp_path / "f.jsonl", {"from": said, "value": "hi"}, YES).steps
+def test_who_is_observed(tmp_path: Path, speaker: str, role: str) -> None:
+    (step,) = read_one(tmp_path / "f.jsonl", {"from": speaker, "value": "hi"}, YES).steps
     assert (step.state, step.state_role) == ("hi", role)
 
 
-@pytest.mark.parametrize("said", ["gpt", "Assistant", "chatgpt", "model"])
-def test_who_acts(tmp_path: Path, said: str) -> None:
-    assert one(tmp_path / "f.jsonl", ASK, {"from": said, "value": "Yes."}).steps[0].action == "Yes."
+@pytest.mark.parametrize("speaker", ["gpt", "Assistant", "chatgpt", "model"])
+def test_who_acts(tmp_path: Path, speaker: str) -> None:
+    assert read_one(tmp_path / "f.jsonl", ASK, {"from": speaker, "value": "Yes."}).steps[0].action == "Yes."
 
 
 def test_a_call_may_be_several_and_one_that_is_no_json_is_text(tmp_path: Path) -> None:
     two = json.dumps([{"name": "f", "arguments": "{}"}, {"name": "g", "arguments": {}}])
-    record = one(
+    record = read_one(
         tmp_path / "f.jsonl",
         ASK,
         {"from": "function_call", "value": two},
@@ -92,7 +92,7 @@ def test_a_pair_answers_the_conversation(tmp_path: Path) -> None:
 
 
 def test_an_unpaired_row_has_a_label_and_a_turn_its_weight(tmp_path: Path) -> None:
-    record = one(tmp_path / "f.jsonl", ASK, YES | {"weight": 0}, kto_tag=True)
+    record = read_one(tmp_path / "f.jsonl", ASK, YES | {"weight": 0}, kto_tag=True)
     assert [(score.scorer, score.value) for score in record.scores] == [("kto_tag", 1.0)]
     assert (record.steps[0].trainable, record.steps[0].extra) == (False, {"weight": 0})
 

@@ -19,11 +19,11 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments"
 
 def entry(response: str, action: str = "ls", observation: str = "main.py", **fields: Any) -> dict[str, Any]:
     """An entry of a trajectory of 1.x."""
-    given = {"action": action, "observation": observation, "response": response, "thought": response}
-    return given | {"execution_time": 0.25, "state": {"working_dir": "/repo"}, "extra_info": {}} | fields
+    entry_fields = {"action": action, "observation": observation, "response": response, "thought": response}
+    return entry_fields | {"execution_time": 0.25, "state": {"working_dir": "/repo"}, "extra_info": {}} | fields
 
 
-def said(response: str, action: str = "ls", **fields: Any) -> dict[str, Any]:
+def model_message(response: str, action: str = "ls", **fields: Any) -> dict[str, Any]:
     """What the history has of it."""
     return {"role": "assistant", "content": response, "thought": response, "action": action, "agent": "main"} | (
         {"tool_calls": None, "message_type": "action", "thinking_blocks": []} | fields
@@ -33,7 +33,10 @@ def said(response: str, action: str = "ls", **fields: Any) -> dict[str, Any]:
 def trajectory(*entries: Any, **fields: Any) -> dict[str, Any]:
     """A trajectory of 1.x of two calls."""
     sent = [SYSTEM, TASK]
-    first, second = entry("I look.", query=sent), entry("Done.", "submit", "+:", query=[*sent, said("I look."), SHOWN])
+    first, second = (
+        entry("I look.", query=sent),
+        entry("Done.", "submit", "+:", query=[*sent, model_message("I look."), SHOWN]),
+    )
     stats = {"instance_cost": 0.5, "tokens_sent": 70, "tokens_received": 9, "api_calls": 2}
     info = {"exit_status": "submitted", "submission": "+:", "model_stats": stats, "swe_agent_version": "1.1.0"}
     config = {
@@ -42,7 +45,7 @@ def trajectory(*entries: Any, **fields: Any) -> dict[str, Any]:
     }
     return {
         "trajectory": list(entries) or [first, second],
-        "history": [*sent, said("I look.", tool_calls=[CALL]), SHOWN, said("Done.", "submit")],
+        "history": [*sent, model_message("I look.", tool_calls=[CALL]), SHOWN, model_message("Done.", "submit")],
         "info": info,
         "replay_config": json.dumps(config),
         "environment": "main",
@@ -65,47 +68,49 @@ def record(path: Path, value: Any) -> EpisodeRecord:
 
 def test_a_real_trajectory_of_0_x_holds_what_its_json_says() -> None:
     path = shared_data("formats", "swe_agent", "swe-agent__test-repo-i1.traj")
-    given = json.loads(path.read_text("utf-8"))
-    ((found,), rejects) = read_file(path)
-    entries = given["trajectory"]
+    document = json.loads(path.read_text("utf-8"))
+    ((episode,), rejects) = read_file(path)
+    entries = document["trajectory"]
     assert not rejects
-    assert counts([found]).decisions == len(entries)
-    assert counts([found]).characters == sum(len(entry["response"]) for entry in entries)
-    assert found.task_id == "swe-agent__test-repo-i1"
-    assert found.initial_messages is not None
-    assert [bool(message.get("is_demo")) for message in found.initial_messages] == [False, True, False]
-    seen = [message["content"] for message in given["history"] if message["role"] == "user"]
-    assert [step.state for step in found.steps[1:]] == seen[2:], "as the model saw it, with the prompt of the shell"
-    assert [(step.extra or {})["state"] for step in found.steps] == [entry["state"] for entry in entries]
-    assert found.final_observation == [{"role": "user", "content": entries[-1]["observation"]}]
-    assert (found.stop_reason, found.terminated, found.cost) == ("submitted", True, 0.53839)
-    assert (found.prompt_tokens, found.completion_tokens) == (52861, 326)
-    assert (found.extra or {})["info"]["submission"] == given["info"]["submission"]
+    assert counts([episode]).decisions == len(entries)
+    assert counts([episode]).characters == sum(len(entry["response"]) for entry in entries)
+    assert episode.task_id == "swe-agent__test-repo-i1"
+    assert episode.initial_messages is not None
+    assert [bool(message.get("is_demo")) for message in episode.initial_messages] == [False, True, False]
+    observations = [message["content"] for message in document["history"] if message["role"] == "user"]
+    assert [step.state for step in episode.steps[1:]] == observations[2:], (
+        "as the model saw it, with the prompt of the shell"
+    )
+    assert [(step.extra or {})["state"] for step in episode.steps] == [entry["state"] for entry in entries]
+    assert episode.final_observation == [{"role": "user", "content": entries[-1]["observation"]}]
+    assert (episode.stop_reason, episode.terminated, episode.cost) == ("submitted", True, 0.53839)
+    assert (episode.prompt_tokens, episode.completion_tokens) == (52861, 326)
+    assert (episode.extra or {})["info"]["submission"] == document["info"]["submission"]
 
 
 def test_a_real_demonstration_holds_its_assistant_entries() -> None:
     path = shared_data("formats", "swe_agent", "function_calling_simple.traj")
-    own = [m for m in json.loads(path.read_text("utf-8"))["history"] if m["role"] == "assistant"]
-    ((found,), rejects) = read_file(path)
-    totals = counts([found])
+    history = [m for m in json.loads(path.read_text("utf-8"))["history"] if m["role"] == "assistant"]
+    ((episode,), rejects) = read_file(path)
+    totals = counts([episode])
     assert not rejects
-    assert totals.decisions == len(own)
-    assert totals.tool_calls == sum(len(message["tool_calls"]) for message in own)
-    assert totals.characters == sum(len(message["content"]) for message in own)
-    assert [step.tool_calls for step in found.steps] == [message["tool_calls"] for message in own]
-    assert found.steps[1].context[0]["tool_call_id"] == own[0]["tool_calls"][0]["id"]
+    assert totals.decisions == len(history)
+    assert totals.tool_calls == sum(len(message["tool_calls"]) for message in history)
+    assert totals.characters == sum(len(message["content"]) for message in history)
+    assert [step.tool_calls for step in episode.steps] == [message["tool_calls"] for message in history]
+    assert episode.steps[1].context[0]["tool_call_id"] == history[0]["tool_calls"][0]["id"]
 
 
 # ---------------------------------------------------------------- rules
 
 
 def test_a_trajectory_of_1_x_says_what_was_seen_called_and_asked_of_which_model(tmp_path: Path) -> None:
-    found = record(tmp_path / "other.traj", trajectory())
-    assert (found.task_id, found.policy, found.source_version) == ("test__repo-1", "gpt-4o", "1.1.0")
-    assert found.sampling == {"temperature": 0.0, "top_p": 1.0}
-    assert [step.state for step in found.steps] == ["Fix the colon.", SHOWN["content"]]
-    assert [step.tool_calls for step in found.steps] == [[CALL], None]
-    assert "sk-1" not in str(found.extra), "keys are no part of a lake"
+    episode = record(tmp_path / "other.traj", trajectory())
+    assert (episode.task_id, episode.policy, episode.source_version) == ("test__repo-1", "gpt-4o", "1.1.0")
+    assert episode.sampling == {"temperature": 0.0, "top_p": 1.0}
+    assert [step.state for step in episode.steps] == ["Fix the colon.", SHOWN["content"]]
+    assert [step.tool_calls for step in episode.steps] == [[CALL], None]
+    assert "sk-1" not in str(episode.extra), "keys are no part of a lake"
 
 
 def test_the_prompt_that_each_entry_repeats_is_dropped(tmp_path: Path) -> None:
@@ -120,20 +125,20 @@ def test_what_the_model_had_to_say_again_is_a_decision_that_the_history_lacks(tm
     entries = [
         entry("Hm.", "", "") | {name: sent},
         entry("I look.") | {name: again},
-        entry("Done.", "submit") | {name: [*sent, said("I look."), SHOWN]},
+        entry("Done.", "submit") | {name: [*sent, model_message("I look."), SHOWN]},
     ]
-    found = record(tmp_path / "f", trajectory(*entries))
-    assert [step.state for step in found.steps] == ["Fix the colon.", "No command was found.", SHOWN["content"]]
-    assert [step.tool_calls for step in found.steps] == [None, [CALL], None]
-    assert [step.is_action_valid for step in found.steps] == [False, None, None]
+    episode = record(tmp_path / "f", trajectory(*entries))
+    assert [step.state for step in episode.steps] == ["Fix the colon.", "No command was found.", SHOWN["content"]]
+    assert [step.tool_calls for step in episode.steps] == [None, [CALL], None]
+    assert [step.is_action_valid for step in episode.steps] == [False, None, None]
 
 
 def test_an_entry_without_a_call_is_not_trained_on(tmp_path: Path) -> None:
     entries = [entry("I look.", query=[SYSTEM, TASK]), entry("Exit due to cost limit", "", "", query=[{}])]
     info = {"exit_status": "submitted (exit_cost)", "submission": "+:"}
-    found = record(tmp_path / "f", trajectory(*entries, info=info))
-    assert [step.trainable for step in found.steps] == [True, False]
-    assert (found.status, found.terminated, found.stop_reason) == ("truncated", False, "submitted (exit_cost)")
+    episode = record(tmp_path / "f", trajectory(*entries, info=info))
+    assert [step.trainable for step in episode.steps] == [True, False]
+    assert (episode.status, episode.terminated, episode.stop_reason) == ("truncated", False, "submitted (exit_cost)")
     old = [entry("I look."), entry("", "exit_cost", "")]
     assert [step.trainable for step in record(tmp_path / "f", trajectory(*old)).steps] == [True, False]
 
@@ -152,25 +157,28 @@ def test_an_entry_without_a_call_is_not_trained_on(tmp_path: Path) -> None:
     ],
 )
 def test_the_exit_status_says_how_it_ended(tmp_path: Path, status: str | None, expected: tuple[str, bool]) -> None:
-    found = record(tmp_path / "f", trajectory(info={"exit_status": status}))
-    assert ((found.status, found.terminated), found.stop_reason) == (expected, status)
+    episode = record(tmp_path / "f", trajectory(info={"exit_status": status}))
+    assert ((episode.status, episode.terminated), episode.stop_reason) == (expected, status)
 
 
 def test_thinking_is_reasoning_and_its_signature_is_kept(tmp_path: Path) -> None:
     blocks = [{"type": "thinking", "thinking": "Where is it?", "signature": "abc"}]
-    history = [SYSTEM, TASK, said("I look.", thinking_blocks=blocks), SHOWN, said("Done.", "submit")]
+    history = [SYSTEM, TASK, model_message("I look.", thinking_blocks=blocks), SHOWN, model_message("Done.", "submit")]
     step = record(tmp_path / "f", trajectory(history=history)).steps[0]
     assert (step.reasoning, (step.extra or {})["thinking_blocks"]) == ("Where is it?", blocks)
 
 
 def test_demonstrations_in_the_prompt_are_no_decisions(tmp_path: Path) -> None:
-    shown = [SYSTEM, said("I look.", is_demo=True), TASK]
+    messages = [SYSTEM, model_message("I look.", is_demo=True), TASK]
     entries = [entry("I look.")]
-    for value in (trajectory(*entries, history=[*shown, said("I look.")]), {"history": [*shown, said("I look.")]}):
-        found = record(tmp_path / "f", value)
-        assert [step.action for step in found.steps] == ["I look."]
-        assert found.initial_messages is not None
-        assert [message["role"] for message in found.initial_messages] == ["system", "assistant", "user"]
+    for value in (
+        trajectory(*entries, history=[*messages, model_message("I look.")]),
+        {"history": [*messages, model_message("I look.")]},
+    ):
+        episode = record(tmp_path / "f", value)
+        assert [step.action for step in episode.steps] == ["I look."]
+        assert episode.initial_messages is not None
+        assert [message["role"] for message in episode.initial_messages] == ["system", "assistant", "user"]
 
 
 def test_what_the_tool_cut_of_an_observation_is_kept(tmp_path: Path) -> None:
@@ -181,49 +189,51 @@ def test_what_the_tool_cut_of_an_observation_is_kept(tmp_path: Path) -> None:
 
 def test_attempts_are_siblings_and_a_score_says_which_was_chosen(tmp_path: Path) -> None:
     review = {"accept": 0.5, "outputs": ["fair"]}
-    other = trajectory(entry("I guess.", execution_time=0.5), info={"exit_status": "submitted", "review": review})
-    chosen = trajectory()
-    info = chosen["info"] | {"best_attempt_idx": 1, "rloop_model_stats": {"instance_cost": 2.0}}
-    items = read(tmp_path / "f", {"attempts": [other, chosen]} | chosen | {"info": info})
+    other_attempt = trajectory(
+        entry("I guess.", execution_time=0.5), info={"exit_status": "submitted", "review": review}
+    )
+    chosen_attempt = trajectory()
+    info = chosen_attempt["info"] | {"best_attempt_idx": 1, "rloop_model_stats": {"instance_cost": 2.0}}
+    items = read(tmp_path / "f", {"attempts": [other_attempt, chosen_attempt]} | chosen_attempt | {"info": info})
     first, second = (item[1] for item in items if isinstance(item, tuple))
     assert first.task_id == second.task_id
     assert first.rollout_index != second.rollout_index
     assert [(score.scorer, score.value) for score in first.scores] == [("review", 0.5), ("best_attempt", 0.0)]
     assert [(score.scorer, score.value) for score in second.scores] == [("best_attempt", 1.0)]
-    alone = record(tmp_path / "attempt_1.traj", chosen)
+    alone = record(tmp_path / "attempt_1.traj", chosen_attempt)
     assert identify(alone, "run") == identify(second, "run"), "the attempt's own file is the same episode"
 
 
 def test_rollouts_of_an_instance_are_told_apart_by_their_first_entry(tmp_path: Path) -> None:
     first = record(tmp_path / "f", trajectory(entry("I look."), entry("Done.")))
     grown = record(tmp_path / "g", trajectory(entry("I look."), entry("Done."), entry("More.")))
-    other = record(tmp_path / "f", trajectory(entry("I look.", execution_time=0.3), entry("Done.")))
-    assert first.rollout_index == grown.rollout_index != other.rollout_index
+    other_record = record(tmp_path / "f", trajectory(entry("I look.", execution_time=0.3), entry("Done.")))
+    assert first.rollout_index == grown.rollout_index != other_record.rollout_index
 
 
 # ---------------------------------------------------------------- damage
 
 
 def test_another_major_version_is_unsupported(tmp_path: Path) -> None:
-    (found,) = read(tmp_path / "f", trajectory(info={"swe_agent_version": "2.0.1"}))
-    assert isinstance(found, Reject)
-    assert found.reason == "unsupported"
-    assert all(version in found.message for version in ("2.0.1", "0.x", "1.x"))
+    (rejected,) = read(tmp_path / "f", trajectory(info={"swe_agent_version": "2.0.1"}))
+    assert isinstance(rejected, Reject)
+    assert rejected.reason == "unsupported"
+    assert all(version in rejected.message for version in ("2.0.1", "0.x", "1.x"))
 
 
 def test_a_document_that_ends_too_early_keeps_its_whole_entries(tmp_path: Path) -> None:
     text = json.dumps(trajectory(), indent=2)
-    kept, lost = read(tmp_path / "f", text[: text.index('"replay_config"') + 30])
-    assert isinstance(kept, tuple)
+    episode, lost = read(tmp_path / "f", text[: text.index('"replay_config"') + 30])
+    assert isinstance(episode, tuple)
     assert isinstance(lost, Reject)
-    assert (lost.position, lost.reason, kept[1].status) == (0, "truncated", "aborted")
-    assert [step.action for step in kept[1].steps] == ["I look.", "Done."]
+    assert (lost.position, lost.reason, episode[1].status) == (0, "truncated", "aborted")
+    assert [step.action for step in episode[1].steps] == ["I look.", "Done."]
     second = text.index('"response": "Done."')
-    kept, lost = read(tmp_path / "f", text[:second])
-    assert isinstance(kept, tuple)
-    assert [step.action for step in kept[1].steps] == ["I look."]
-    assert kept[1].initial_messages is not None
-    assert len(kept[1].initial_messages) == 2
+    episode, lost = read(tmp_path / "f", text[:second])
+    assert isinstance(episode, tuple)
+    assert [step.action for step in episode[1].steps] == ["I look."]
+    assert episode[1].initial_messages is not None
+    assert len(episode[1].initial_messages) == 2
 
 
 @pytest.mark.parametrize(
@@ -241,18 +251,18 @@ def test_a_document_that_ends_too_early_keeps_its_whole_entries(tmp_path: Path) 
 def test_a_document_of_the_wrong_shape_is_rejected_with_its_path(
     tmp_path: Path, fields: dict[str, Any], says: str
 ) -> None:
-    (found,) = read(tmp_path / "f", trajectory(**fields))
-    assert isinstance(found, Reject)
-    assert (found.position, found.reason) == (0, "invalid")
-    assert says in found.message
+    (rejected,) = read(tmp_path / "f", trajectory(**fields))
+    assert isinstance(rejected, Reject)
+    assert (rejected.position, rejected.reason) == (0, "invalid")
+    assert says in rejected.message
 
 
 def test_bytes_that_are_no_text_reject_the_document(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(json.dumps(trajectory(), indent=2).replace("I look.", "caf\xe9").encode("latin-1"))
-    (found,) = FORMATS["swe_agent"].read(path)
-    assert isinstance(found, Reject)
-    assert found.reason == "malformed"
+    (rejected,) = FORMATS["swe_agent"].read(path)
+    assert isinstance(rejected, Reject)
+    assert rejected.reason == "malformed"
 
 
 def test_nothing_that_a_trajectory_holds_raises(tmp_path: Path) -> None:

@@ -129,9 +129,9 @@ def test_a_real_results_document_is_read_whole() -> None:
     assert {record.policy for record in records} == {"gpt-4o"}
     assert len({record.task_id for record in records}) == 20
     assert all(record.cost and record.started_at and record.ground_truth for record in records)
-    kept = [m for r in records for m in (*(r.initial_messages or ()), *(r.final_observation or ()))]
-    kept += [m for r in records for step in r.steps for m in step.context]
-    assert len(kept) + len(spoken) == sum(len(run["messages"]) for run in document["simulations"])
+    messages_read = [m for r in records for m in (*(r.initial_messages or ()), *(r.final_observation or ()))]
+    messages_read += [m for r in records for step in r.steps for m in step.context]
+    assert len(messages_read) + len(spoken) == sum(len(run["messages"]) for run in document["simulations"])
 
 
 # ---------------------------------------------------------------- decisions
@@ -203,8 +203,8 @@ def test_a_history_that_the_task_begins_with_is_none_of_the_agents_decisions(tmp
 def test_the_breakdown_of_a_reward_is_scores(tmp_path: Path) -> None:
     record = only(tmp_path)
     assert record.env_return == 1.0
-    found = {score.scorer: score.value for score in record.scores}
-    assert found == {"DB": 1.0, "NL_ASSERTION": 1.0, "db_check": 1.0, "action_checks": 0.5, "nl_assertions": 1.0}
+    scores = {score.scorer: score.value for score in record.scores}
+    assert scores == {"DB": 1.0, "NL_ASSERTION": 1.0, "db_check": 1.0, "action_checks": 0.5, "nl_assertions": 1.0}
     checks = next(score.metrics for score in record.scores if score.scorer == "action_checks")
     assert checks == {"checks": REWARD["action_checks"]}
 
@@ -278,11 +278,11 @@ def folder(tmp_path: Path, index: list[Any] | None) -> Path:
 
 def test_either_file_of_a_folder_finds_the_other(tmp_path: Path) -> None:
     run = folder(tmp_path, [{"id": "s1", "task_id": "7", "trial": 1, "reward": 1.0}])
-    whole, rejects = read_file(run / "results.json")
+    records, rejects = read_file(run / "results.json")
     assert rejects == []
-    assert [record.rollout_index for record in whole] == [1, 0], "what the index lists comes first"
+    assert [record.rollout_index for record in records] == [1, 0], "what the index lists comes first"
     (part,), _ = read_file(run / "simulations" / "s1.json")
-    assert part == whole[0]
+    assert part == records[0]
     assert (part.run_id, part.policy, part.environment) == ("my_run", "gpt-x", "tau2_telecom")
     items = list(FORMATS["tau2"].read(run / "simulations" / "s1.json", run_id="named"))
     assert items[0][1].run_id is None, "a run that somebody names is called so"
@@ -304,11 +304,11 @@ def test_an_index_whose_simulations_are_gone_gives_their_outcomes(tmp_path: Path
     entry = {"id": "s9", "task_id": 9, "trial": 3, "reward": 0.0, "termination_reason": "max_steps", "agent_cost": 1.0}
     run = folder(tmp_path, [entry])
     (run / "simulations" / "s0.json").write_text("{")
-    (other, outcome), (reject,) = read_file(run / "results.json")
+    (other_record, outcome), (reject,) = read_file(run / "results.json")
     assert (outcome.task_id, outcome.rollout_index, outcome.env_return, outcome.status) == ("9", 3, 0.0, "truncated")
     assert outcome.steps[0].trainable is False
     assert (outcome.extra or {})["missing"] == "simulations/s9.json"
-    assert other.rollout_index == 1
+    assert other_record.rollout_index == 1
     assert (reject.position, reject.reason) == (0, "truncated")
     assert "simulations/s0.json" in reject.message
 
@@ -320,7 +320,7 @@ def test_an_array_lines_and_a_submitted_summary_are_read_too(tmp_path: Path) -> 
     submitted, _ = read(tmp_path / "c.json", {"domain": "retail", "model": "m", "simulations": two}, indent=1)
     compact, _ = read(tmp_path / "d.json", results(*two))
     ordered, _ = read(tmp_path / "e.json", results(*two), sort_keys=True)
-    assert [len(found) for found in (bare, lines, submitted, compact, ordered)] == [2] * 5
+    assert [len(records) for records in (bare, lines, submitted, compact, ordered)] == [2] * 5
     assert (submitted[0].environment, submitted[0].policy) == ("tau2_retail", "m")
     assert bare[0].environment == "tau2"
     assert ordered[0].ground_truth == compact[0].ground_truth is not None

@@ -28,12 +28,12 @@ def test_tables_that_pandas_writes_as_trl_does(name: str) -> None:
     path = GOLDEN / f"completions_{name}.parquet"
     rows = pl.read_parquet(path).to_dicts()
     answers = [row["completion"] for row in rows]
-    said = [a if isinstance(a, str) else "".join(m["content"] for m in a if m["role"] == "assistant") for a in answers]
+    texts = [a if isinstance(a, str) else "".join(m["content"] for m in a if m["role"] == "assistant") for a in answers]
     decisions = sum(1 if isinstance(a, str) else sum(m["role"] == "assistant" for m in a) for a in answers)
     rewards = sorted(row[key] for row in rows for key in ("accuracy_reward", "format_reward") if row[key] is not None)
     records, rejects = read_file(path)
     assert not rejects
-    assert counts(records) == (4, decisions, 0 if name == "text" else 1, rewards, sum(map(len, said)))
+    assert counts(records) == (4, decisions, 0 if name == "text" else 1, rewards, sum(map(len, texts)))
     assert [record.collection_round for record in records] == [10] * 4
     assert [record.rollout_index for record in records] == [0, 1, 0, 1]
     assert records[0].task_id == records[1].task_id != records[2].task_id

@@ -25,34 +25,34 @@ ANSWER = {"role": "assistant", "content": "It is 3."}
 
 def row(**fields: Any) -> dict[str, Any]:
     """A row of 0.1.14."""
-    made: dict[str, Any] = {
+    row: dict[str, Any] = {
         "example_id": 4,
         "prompt": [SYSTEM, ASK],
         "completion": [CALLING, RESULT, ANSWER],
         "reward": 1.5,
     }
-    return made | {"metrics": {"right": 1.0}, "right": 1.0, "is_completed": True, "timing": {}} | fields
+    return row | {"metrics": {"right": 1.0}, "right": 1.0, "is_completed": True, "timing": {}} | fields
 
 
 def call(prompt: list[Any], answer: Any, **fields: Any) -> dict[str, Any]:
     """A call of a trajectory."""
     response = {"id": "r", "model": "tiny", "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}}
     response["message"] = answer | {"finish_reason": "stop"}
-    made: dict[str, Any] = {
+    result_row: dict[str, Any] = {
         "prompt": prompt,
         "completion": [answer],
         "response": response,
         "tokens": None,
         "reward": 1.5,
     }
-    return made | {"advantage": 0.0, "trajectory_id": "main", "extras": {}} | fields
+    return result_row | {"advantage": 0.0, "trajectory_id": "main", "extras": {}} | fields
 
 
 def tokens(prompt: list[int], action: list[int], **fields: Any) -> dict[str, Any]:
     """The tokens of a call."""
-    made: dict[str, Any] = {"prompt_ids": prompt, "prompt_mask": [0] * len(prompt), "completion_ids": action}
-    made |= {"completion_mask": [1] * len(action), "completion_logprobs": [-0.5] * len(action)}
-    return made | {"overlong_prompt": False, "is_truncated": False} | fields
+    token_row: dict[str, Any] = {"prompt_ids": prompt, "prompt_mask": [0] * len(prompt), "completion_ids": action}
+    token_row |= {"completion_mask": [1] * len(action), "completion_logprobs": [-0.5] * len(action)}
+    return token_row | {"overlong_prompt": False, "is_truncated": False} | fields
 
 
 def read(folder: Path, *rows: Any, metadata: Any = None) -> tuple[list[EpisodeRecord], list[Reject]]:
@@ -77,11 +77,11 @@ def only(folder: Path, metadata: Any = None, **fields: Any) -> EpisodeRecord:
 def test_a_real_file_gives_what_plain_counting_gives() -> None:
     path = shared_data("formats", "verifiers", "wordle--gpt-4.1-mini_816ec3b0", "results.jsonl")
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    said = [message for line in rows for message in line["completion"] if message["role"] == "assistant"]
+    messages = [message for line in rows for message in line["completion"] if message["role"] == "assistant"]
     rewards = [value for line in rows for key, value in line.items() if key == "reward" or key.endswith("_func")]
     records, rejects = read_file(path)
     assert not rejects
-    expected = Counts(len(rows), len(said), 0, sorted(rewards), sum(len(m["content"]) for m in said))
+    expected = Counts(len(rows), len(messages), 0, sorted(rewards), sum(len(m["content"]) for m in messages))
     assert counts(records) == expected
     assert expected == Counts(15, 85, 0, sorted(rewards), 71007)
     assert [(r.task_id, r.rollout_index) for r in records] == [
@@ -107,15 +107,15 @@ def test_a_real_file_takes_how_it_was_made_from_the_metadata_beside_it() -> None
 
 def test_what_0_1_14_writes_gives_what_plain_counting_gives() -> None:
     rows = [json.loads(line) for line in GOLDEN.read_text("utf-8").splitlines()]
-    said = [message for line in rows for message in line["completion"] if message["role"] == "assistant"]
+    messages = [message for line in rows for message in line["completion"] if message["role"] == "assistant"]
     records, rejects = read_file(GOLDEN)
     assert not rejects
     assert counts(records) == Counts(
         episodes=4,
-        decisions=len(said),
-        tool_calls=sum(len(message.get("tool_calls", ())) for message in said),
+        decisions=len(messages),
+        tool_calls=sum(len(message.get("tool_calls", ())) for message in messages),
         rewards=sorted(value for line in rows for value in (line["reward"], *line["metrics"].values())),
-        characters=sum(len(message["content"]) for message in said),
+        characters=sum(len(message["content"]) for message in messages),
     )
     record = records[0]
     assert record.source_version == "0.1.14"
@@ -148,8 +148,8 @@ def test_a_completion_that_repeats_its_prompt_has_it_once(tmp_path: Path) -> Non
 
 def test_tool_calls_are_objects_or_json_text_flat_or_nested(tmp_path: Path) -> None:
     nested = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    for given in (json.dumps(CALL), CALL, nested, json.dumps(nested)):
-        step = only(tmp_path, completion=[CALLING | {"tool_calls": [given]}, RESULT, ANSWER]).steps[0]
+    for tool_calls in (json.dumps(CALL), CALL, nested, json.dumps(nested)):
+        step = only(tmp_path, completion=[CALLING | {"tool_calls": [tool_calls]}, RESULT, ANSWER]).steps[0]
         assert step.tool_calls == [nested]
 
 

@@ -1,4 +1,4 @@
-"""verifiers and prime-rl traces: what becomes of a graph of messages, of its tokens, and of several agents."""
+"""verifiers and prime-rl traces: the outcome of a graph of messages, of its tokens, and of several agents."""
 
 import json
 from pathlib import Path
@@ -22,13 +22,13 @@ def node(
 ) -> dict[str, Any]:
     """A node; the last `sampled` of its tokens are."""
     ids = ids or []
-    made: dict[str, Any] = {
+    node_fields: dict[str, Any] = {
         "message": {"role": "assistant" if sampled else "user", "content": text},
         "sampled": bool(sampled),
     }
-    made |= {"token_ids": ids, "mask": [False] * (len(ids) - sampled) + [True] * sampled}
-    made |= {"logprobs": [-0.5] * sampled} | ({} if parent is None else {"parent": parent})
-    return made | fields
+    node_fields |= {"token_ids": ids, "mask": [False] * (len(ids) - sampled) + [True] * sampled}
+    node_fields |= {"logprobs": [-0.5] * sampled} | ({} if parent is None else {"parent": parent})
+    return node_fields | fields
 
 
 LINE = [node("q", ids=[1, 2]), node("a", 0, [3, 4, 5], 2), node("go on", 1, [6]), node("b", 2, [7, 8], 1)]
@@ -37,24 +37,24 @@ TASK = {"type": "T", "data": {"idx": 0, "answer": "42"}, "key": "k"}
 
 def trace(nodes: list[Any] | None = None, **fields: Any) -> dict[str, Any]:
     """A trace of 0.4."""
-    made: dict[str, Any] = {
+    trace_fields: dict[str, Any] = {
         "version": 1,
         "id": "t",
         "verifiers": {"version": "0.4.0"},
         "task": TASK,
         "agent": {"name": "solver"},
     }
-    made |= {
+    trace_fields |= {
         "nodes": LINE if nodes is None else nodes,
         "calls": [],
         "rewards": {"right": {"score": 1.0, "weight": 2.0}},
     }
-    return made | {"is_completed": True, "ok": True, "stop_condition": "done", "errors": []} | fields
+    return trace_fields | {"is_completed": True, "ok": True, "stop_condition": "done", "errors": []} | fields
 
 
 def episode(*traces: Any, **fields: Any) -> dict[str, Any]:
     """A line."""
-    made: dict[str, Any] = {
+    line_fields: dict[str, Any] = {
         "id": "e",
         "env": {"id": "toy"},
         "task": TASK,
@@ -63,7 +63,7 @@ def episode(*traces: Any, **fields: Any) -> dict[str, Any]:
         "errors": [],
     }
     run = {"type": "train", "id": "run-1", "work": {"type": "train", "step": 5, "policy": {"start": 4, "end": 4}}}
-    return made | {"run": run, "traces": list(traces or [trace()])} | fields
+    return line_fields | {"run": run, "traces": list(traces or [trace()])} | fields
 
 
 def read(folder: Path, *lines: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
@@ -74,7 +74,7 @@ def read(folder: Path, *lines: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
 
 
 def of(folder: Path, *lines: Any) -> list[EpisodeRecord]:
-    """Records of lines of which none is rejected."""
+    """Records of lines without rejects."""
     records, rejects = read(folder, *lines)
     assert not rejects, rejects[0].message
     return records
@@ -95,13 +95,13 @@ def counted(path: Path) -> Counts:
     sampled = [node["message"] for trace in traces for node in trace["nodes"] if node["sampled"]]
     rewards: list[float] = []
     episodes = 0
-    for found in traces:
-        scored = list(found["rewards"].values())
+    for raw_trace in traces:
+        scored = list(raw_trace["rewards"].values())
         rewards += [reward["score"] for reward in scored if reward]
         if scored and all(scored):
             rewards.append(sum(reward["score"] * reward["weight"] for reward in scored))
-        parents = {made.get("parent") for made in found["nodes"]}
-        episodes += sum(index not in parents for index in range(len(found["nodes"])))
+        parents = {raw_node.get("parent") for raw_node in raw_trace["nodes"]}
+        episodes += sum(index not in parents for index in range(len(raw_trace["nodes"])))
     calls = sum(len(message.get("tool_calls") or ()) for message in sampled)
     return Counts(episodes, len(sampled), calls, sorted(rewards), sum(len(m.get("content") or "") for m in sampled))
 
@@ -171,8 +171,8 @@ def test_a_path_is_a_conversation(tmp_path: Path) -> None:
 
 
 def test_assistant_messages_that_were_not_sampled_are_context(tmp_path: Path) -> None:
-    shown = node("shown", 0) | {"message": {"role": "assistant", "content": "shown"}}
-    (record,) = of(tmp_path, episode(trace([node("q"), shown, node("a", 1, [1], 1)])))
+    shown_node = node("shown", 0) | {"message": {"role": "assistant", "content": "shown"}}
+    (record,) = of(tmp_path, episode(trace([node("q"), shown_node, node("a", 1, [1], 1)])))
     assert [(step.state, step.action) for step in record.steps] == [("q\nshown", "a")]
 
 
@@ -197,8 +197,8 @@ def test_parents_are_the_episodes_that_were_read(tmp_path: Path) -> None:
     ("link", "relation"), [("subagent_call", "subagent"), ("compaction", "continuation"), ("vendor:x", "fork")]
 )
 def test_semantic_links_say_what_a_branch_is(tmp_path: Path, link: str, relation: str) -> None:
-    other = [node("sub"), node("x", 4, [9], 1, semantic_parents=[{"node": 3, "type": link}])]
-    records = of(tmp_path, episode(trace([*LINE, *other, node("end", 3), node("b2", 6, [10], 1)])))
+    nodes = [node("sub"), node("x", 4, [9], 1, semantic_parents=[{"node": 3, "type": link}])]
+    records = of(tmp_path, episode(trace([*LINE, *nodes, node("end", 3), node("b2", 6, [10], 1)])))
     assert [[step.action for step in record.steps] for record in records] == [["a", "b", "b2"], ["x"]]
     assert records[1].relation == relation
     assert records[1].parent_step_index == (1 if relation != "fork" else None)
@@ -339,14 +339,14 @@ def test_how_a_trace_ended(tmp_path: Path, fields: Any, status: str, terminated:
 def test_the_first_agent_that_is_trained_is_the_root(tmp_path: Path) -> None:
     judge = trace([node("right?"), node("yes", 0, [1], 1)], agent={"name": "judge", "trainable": False})
     solvers = [trace(agent={"name": "solver", "trainable": True}, id=f"t{n}") for n in range(2)]
-    root, other, second = of(tmp_path, episode(judge, *solvers))
-    assert [(r.agent_id, r.task_id, r.relation) for r in (root, other, second)] == [
+    root, other_record, second = of(tmp_path, episode(judge, *solvers))
+    assert [(r.agent_id, r.task_id, r.relation) for r in (root, other_record, second)] == [
         ("solver", "k", None),
         ("judge", "k [judge]", "subagent"),
         ("solver#2", "k", "subagent"),
     ]
-    assert (other.steps[0].trainable, other.policy_version, second.policy_version) == (False, None, 4)
-    assert len({root.rollout_index, other.rollout_index, second.rollout_index}) == 1
+    assert (other_record.steps[0].trainable, other_record.policy_version, second.policy_version) == (False, None, 4)
+    assert len({root.rollout_index, other_record.rollout_index, second.rollout_index}) == 1
 
 
 def test_siblings_of_a_task_are_numbered_by_the_id_of_their_episode(tmp_path: Path) -> None:
@@ -447,8 +447,8 @@ def test_a_trace_of_0_2_1_stands_alone(tmp_path: Path) -> None:
 
 def test_a_trace_of_0_2_0_has_usage_at_its_nodes(tmp_path: Path) -> None:
     old = {"id": "t", "task": {"type": "T", "data": {"idx": 7}}, "rewards": {"right": 1.0}, "is_completed": True}
-    told = LINE[1] | {"finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
-    (record,) = of(tmp_path, old | {"nodes": [LINE[0], told]})
+    message = LINE[1] | {"finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    (record,) = of(tmp_path, old | {"nodes": [LINE[0], message]})
     assert (record.steps[0].finish_reason, record.prompt_tokens) == ("stop", 5)
 
 

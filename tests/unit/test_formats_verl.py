@@ -62,11 +62,11 @@ def test_a_score_that_is_no_number_is_no_return(tmp_path: Path) -> None:
 
 def test_further_outputs_of_a_session_continue_the_first(tmp_path: Path) -> None:
     rows = [ROW | {"uid": "p_0_0"}, ROW | {"uid": "p_0_1", "input": "cut history"}, ROW | {"uid": "p_1_0"}]
-    first, second, other = read(tmp_path / "f", *rows)[0]
+    first, second, third = read(tmp_path / "f", *rows)[0]
     assert (second.relation, second.task_id, second.rollout_index) == ("continuation", first.task_id, 0)
     parent = ids.to_text(identify(first, "f").episode_id)
     assert (second.parent_episode_id, second.root_episode_id) == (parent, parent)
-    assert (second.env_return, other.relation, other.rollout_index) == (None, None, 1)
+    assert (second.env_return, third.relation, third.rollout_index) == (None, None, 1)
 
 
 def test_a_session_is_not_continued_over_another_step(tmp_path: Path) -> None:

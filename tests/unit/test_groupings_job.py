@@ -44,9 +44,9 @@ def test_rows_name_the_new_group_and_the_one_it_was_collected_with(tmp_path: Pat
     report = run_grouping(lk, grouping(DropFailed()))
     rows = lk.scan("groupings").collect()
     episodes = lk.scan("episodes").collect()
-    left = episodes.filter(pl.col("status") != "failed")
-    assert set(rows["episode_id"]) == set(left["episode_id"])
-    joined = rows.join(left, on="episode_id", suffix="_collected")
+    remaining = episodes.filter(pl.col("status") != "failed")
+    assert set(rows["episode_id"]) == set(remaining["episode_id"])
+    joined = rows.join(remaining, on="episode_id", suffix="_collected")
     assert joined["collected_group_id"].equals(joined["group_id_collected"])
     assert joined["run_id"].equals(joined["run_id_collected"])
     assert not set(rows["group_id"]) & set(episodes["group_id"]), "another definition, other groups"
@@ -99,9 +99,9 @@ def test_runs_merge_where_they_start_alike(tmp_path: Path) -> None:
         lk.append(siblings("t", [0.0, 0.0], **fields), run_id=run_id)
     report = run_grouping(lk, grouping(MergeRuns()))
     pair = {run_id: [f"{run_id}t0", f"{run_id}t1"] for run_id in ("one", *changes)}
-    found = lk.sql(MEMBERS, [report.job_id])["members"].to_list()
+    members = lk.sql(MEMBERS, [report.job_id])["members"].to_list()
     together = pair["one"] + pair["policy"] + pair["two"]
-    assert found == sorted([together, *(pair[run_id] for run_id in ("tools", "words", "seed", "unknown"))])
+    assert members == sorted([together, *(pair[run_id] for run_id in ("tools", "words", "seed", "unknown"))])
     ((step, why, episodes),) = report.notes
     assert (step, episodes) == ("merge_runs", 2)
     assert "context not recorded" in why
@@ -112,7 +112,7 @@ def test_runs_merge_where_they_start_alike(tmp_path: Path) -> None:
 
 
 def test_a_group_that_did_not_start_alike_is_left_as_it_was(tmp_path: Path) -> None:
-    """A first step with another state, or another context: what the collector called siblings are none."""
+    """A first step with another state, or another context: the collector's siblings are not siblings."""
     first, second, third = siblings("t", [1.0, 0.0, 1.0])
     second.steps[0].state = "You are at the back door."
     third.steps[0].context = [{"role": "user", "content": "Hurry."}]
@@ -154,9 +154,9 @@ def test_readers_take_the_newest_job_of_a_name_whatever_its_definition(tmp_path:
 def test_a_retracted_episode_leaves_its_groups(tmp_path: Path) -> None:
     lk = build_lake(tmp_path)
     run_grouping(lk, grouping(DropFailed()))
-    gone = read_grouping(lk.snapshot(), "g")["episode_id"][0]
-    lk.retract([gone])
-    assert gone not in set(read_grouping(lk.snapshot(), "g")["episode_id"])
+    removed = read_grouping(lk.snapshot(), "g")["episode_id"][0]
+    lk.retract([removed])
+    assert removed not in set(read_grouping(lk.snapshot(), "g")["episode_id"])
     assert not run_grouping(lk, grouping(DropFailed())).skipped
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_grouped_is_refused_with_the_counts(tmp_path: Path) -> No
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line of the command table, whoever else is in it."""
+    """The line of the command table, no matter what else is in it."""
     from pipelines import COMMANDS
 
     monkeypatch.setitem(COMMANDS, "group", ("pipelines.groupings.commands:group", "Form other groups."))
@@ -231,5 +231,5 @@ def test_a_users_fault_is_one_line(shared: Lake, cli: Cli, arguments: tuple[str,
 def test_ids_of_collected_groups_are_shown_as_people_see_them(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, siblings("t", [1.0]))
     run_grouping(lk, grouping(DropFailed()))
-    shown = format_ids(read_grouping(lk.snapshot(), "g"))
-    assert all(len(text) == 13 for text in shown["collected_group_id"])
+    table = format_ids(read_grouping(lk.snapshot(), "g"))
+    assert all(len(text) == 13 for text in table["collected_group_id"])

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.ladder.arms import ARMS, BETAS, BY_NAME, CREDITS, PRIMARY, RATES, Data
 from benchmarks.ladder.budget import PARTS, Share, where
 from benchmarks.ladder.data import DataSet
-from benchmarks.ladder.ladder import EDGE, chosen, compared_tasks, edge_tasks, stages
+from benchmarks.ladder.ladder import EDGE, choose_knob, compared_tasks, edge_tasks, stages
 from benchmarks.ladder.report import BEGIN, END, write_report
 from benchmarks.ladder.results import Result, Results, Task
 from benchmarks.ladder.runs import config_of
@@ -82,14 +82,14 @@ def test_what_was_declared_is_run_first(tmp_path: Path) -> None:
 
 def test_knobs_are_chosen_on_validation_and_by_the_mean(tmp_path: Path) -> None:
     results = Results(tmp_path / "results.jsonl")
-    for (value, seed), found in {
+    for (value, seed), success in {
         (0.3, 100): 300, (0.3, 101): 100, (1.0, 100): 220, (1.0, 101): 220, (3.0, 100): 220, (3.0, 101): 220,
     }.items():  # fmt: skip
-        results.add(Result(Task("validation", "awr-1", seed, value, 1e-3), found, 512))
+        results.add(Result(Task("validation", "awr-1", seed, value, 1e-3), success, 512))
     results.add(Result(Task("held_out", "awr-1", 0, 0.3, 1e-3), 512, 512))
     results.add(Result(Task("validation", "awr-1", 0, 0.3, 1e-3), 512, 512))
-    assert chosen(results, BY_NAME["awr-1"], SETTINGS) == 1.0
-    assert chosen(results, BY_NAME["behaviour"], SETTINGS) is None
+    assert choose_knob(results, BY_NAME["awr-1"], SETTINGS) == 1.0
+    assert choose_knob(results, BY_NAME["behaviour"], SETTINGS) is None
 
 
 def test_what_lies_beyond_the_range_is_tried_afterwards_and_chooses_nothing(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_what_lies_beyond_the_range_is_tried_afterwards_and_chooses_nothing(tmp_
     assert {task.seed for task in tasks} == set(SETTINGS.choosing_seeds())
     assert all(task.learning_rate == (task.knob if task.arm in BEST else BEST["bc"]) for task in tasks)
     assert all(results.of[task].success == 1.0 for task in tasks)
-    assert chosen(results, BY_NAME["ppo"], SETTINGS) == 3e-4
-    assert chosen(results, BY_NAME["awr-1"], SETTINGS) == 3.0
+    assert choose_knob(results, BY_NAME["ppo"], SETTINGS) == 3e-4
+    assert choose_knob(results, BY_NAME["awr-1"], SETTINGS) == 3.0
 
 
 def test_arms_with_beta_train_at_the_rate_that_cloning_chose(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_arms_with_beta_train_at_the_rate_that_cloning_chose(tmp_path: Path) -> 
 
 def test_both_sides_of_a_declared_comparison_differ_in_one_thing() -> None:
     """The same episodes, the same passes, the same order; loss and beta, or the credit job."""
-    for one, other in PRIMARY:
+    for arm, base in PRIMARY:
         sides = [
             config_of(DATA, Task("held_out", name, 3, 1e-3 if name == "bc" else 1.0, 1e-3), Path("start"))
-            for name in (one, other)
+            for name in (arm, base)
         ]
         differing = {
             field for field in type(sides[0]).model_fields if len({repr(getattr(s, field)) for s in sides}) > 1

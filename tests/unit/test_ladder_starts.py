@@ -16,11 +16,11 @@ SETTINGS = LadderSettings()
 
 
 def searched(seed: int, rooms: int, split: Split) -> int:
-    """Fewest actions by breadth-first search over the game itself; states are told apart by what can be done next."""
+    """Fewest actions by breadth-first search over the game itself; states differ by what can be done next."""
     house = House(HouseConfig(rooms=rooms, horizon=50, split=split))
     first = house.reset(seed)
     queue = deque([(house, first.info.admissible, 0)])
-    seen = set()
+    states = set()
     while queue:
         game, actions, depth = queue.popleft()
         for action in actions:
@@ -31,8 +31,8 @@ def searched(seed: int, rooms: int, split: Split) -> int:
             inside = after._game
             assert inside is not None
             state = (inside._room, *inside._places.values(), inside._is_locked)
-            if state not in seen:
-                seen.add(state)
+            if state not in states:
+                states.add(state)
                 queue.append((after, outcome.info.admissible, depth + 1))
     raise AssertionError("no solution")
 
@@ -75,8 +75,8 @@ def test_a_start_seed_gives_the_house_that_was_judged() -> None:
 
 
 def test_starts_go_on_where_they_were() -> None:
-    one, other = Starts(SETTINGS, Part.TRAIN), Starts(SETTINGS, Part.TRAIN)
-    assert one.take(5) + one.take(7) == other.take(12)
+    first, second = Starts(SETTINGS, Part.TRAIN), Starts(SETTINGS, Part.TRAIN)
+    assert first.take(5) + first.take(7) == second.take(12)
 
 
 def test_taking_more_worlds_than_there_are_is_refused() -> None:

@@ -56,10 +56,10 @@ def test_pairs_count_not_means() -> None:
     assert mixed > 0.5
 
 
-@pytest.mark.parametrize(("one", "other"), [([0.5], [0.5, 0.6]), ([], []), ([0.1] * 33, [0.2] * 33)])
-def test_seeds_that_are_no_pairs_are_refused(one: list[float], other: list[float]) -> None:
+@pytest.mark.parametrize(("first", "second"), [([0.5], [0.5, 0.6]), ([], []), ([0.1] * 33, [0.2] * 33)])
+def test_seeds_that_are_no_pairs_are_refused(first: list[float], second: list[float]) -> None:
     with pytest.raises(ValueError, match="1 to 32, paired"):
-        paired({"a": one, "b": other}, "a", "b")
+        paired({"a": first, "b": second}, "a", "b")
 
 
 def test_holm_of_textbook_values() -> None:
@@ -71,9 +71,9 @@ def test_holm_of_textbook_values() -> None:
 @given(P_VALUES, st.floats(0.001, 0.999))
 def test_holm_rejects_what_the_step_down_procedure_rejects(p_values: list[float], level: float) -> None:
     """Holm's own procedure: from the smallest on, compare with level / (number left); stop at the first that fails."""
-    rejected, left = set(), sorted(range(len(p_values)), key=lambda at: p_values[at])
-    while left and p_values[left[0]] * len(left) < level:
-        rejected.add(left.pop(0))
+    rejected, remaining = set(), sorted(range(len(p_values)), key=lambda at: p_values[at])
+    while remaining and p_values[remaining[0]] * len(remaining) < level:
+        rejected.add(remaining.pop(0))
     corrected = holm(p_values)
     assert {at for at, p in enumerate(corrected) if p < level} == rejected
     assert all(p >= raw for p, raw in zip(corrected, p_values, strict=True))
@@ -88,10 +88,10 @@ def test_a_null_is_called_one() -> None:
         "same": [value + (0.02 if seed % 2 else -0.02) for seed, value in enumerate(base)],
         "equal": list(base),
     }
-    found = verdicts(success, [("better", "base"), ("worse", "base"), ("same", "base"), ("equal", "base")])
-    assert [verdict.words for verdict in found] == ["better", "worse", *["null: no difference shown"] * 2]
-    assert found[0].holm == pytest.approx(4 * 2 / 2**10)
-    assert found[3].result.p == 1.0
+    verdicts_found = verdicts(success, [("better", "base"), ("worse", "base"), ("same", "base"), ("equal", "base")])
+    assert [verdict.words for verdict in verdicts_found] == ["better", "worse", *["null: no difference shown"] * 2]
+    assert verdicts_found[0].holm == pytest.approx(4 * 2 / 2**10)
+    assert verdicts_found[3].result.p == 1.0
 
 
 def test_the_correction_can_take_a_finding_away() -> None:

@@ -21,15 +21,15 @@ from testkit.object_store import SECRET
     ],
 )
 def test_an_address_is_taken_apart(uri: str, scheme: str, bucket: str, prefix: str) -> None:
-    found = addresses.parse_address(uri)
-    assert (found.scheme, found.bucket, found.prefix, found.folder) == (scheme, bucket, prefix, None)
-    assert found.root == uri.rstrip("/")
+    address = addresses.parse_address(uri)
+    assert (address.scheme, address.bucket, address.prefix, address.folder) == (scheme, bucket, prefix, None)
+    assert address.root == uri.rstrip("/")
 
 
 def test_an_azure_account_may_stand_in_the_address() -> None:
-    found = addresses.parse_address("abfss://box@acct.dfs.core.windows.net/a/b")
-    assert (found.bucket, found.account, found.prefix) == ("box", "acct", "a/b")
-    assert found.root == "abfss://box@acct.dfs.core.windows.net/a/b"
+    address = addresses.parse_address("abfss://box@acct.dfs.core.windows.net/a/b")
+    assert (address.bucket, address.account, address.prefix) == ("box", "acct", "a/b")
+    assert address.root == "abfss://box@acct.dfs.core.windows.net/a/b"
 
 
 @pytest.mark.parametrize(

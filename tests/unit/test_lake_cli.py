@@ -1,6 +1,6 @@
 """The command line: every command, every way of printing, and every fault of a user as one line that says what to do.
 
-Most tests run `lake.cli.main` in this process; what is about processes (pipes, disks) runs in one of its own.
+Most tests run `lake.cli.main` in this process; what is about processes (pipes, disks) runs in another process.
 """
 
 import csv
@@ -58,9 +58,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(full_lake(tmp_path_factory.mktemp("full") / "lake").uri)
 
 
-def pairs(every: Iterable[tuple[str, str]], *usual: tuple[str, str]) -> list[Any]:
+def pairs(all_pairs: Iterable[tuple[str, str]], *usual: tuple[str, str]) -> list[Any]:
     """Pairs of parameters; those that are not `usual` are for `make test-slow` alone."""
-    return [pytest.param(*pair, marks=[] if pair in usual else pytest.mark.slow) for pair in every]
+    return [pytest.param(*pair, marks=[] if pair in usual else pytest.mark.slow) for pair in all_pairs]
 
 
 def tree(path: Path) -> dict[str, int]:
@@ -82,8 +82,8 @@ def test_ingest_reports_what_became_of_a_file(cli: Cli, tmp_path: Path, file: Pa
     assert first.out == f"{file}: 4 episodes, 8 steps, 0 rejects (0 already present) in run demo\n"
     again = cli("ingest", file, "--lake", uri)
     assert again.out == f"{file}: 0 episodes, 0 steps, 0 rejects (4 already present) in run demo\n"
-    other = cli("ingest", file, "--lake", uri, "--run", "other", "--batch-size", "1")
-    assert "4 episodes, 8 steps" in other.out
+    command = cli("ingest", file, "--lake", uri, "--run", "other", "--batch-size", "1")
+    assert "4 episodes, 8 steps" in command.out
     assert assert_whole(lake.open(uri).snapshot()) == 8
 
 
@@ -345,13 +345,13 @@ def test_doctor_finds_what_must_not_be(cli: Cli, full: Path, tmp_path: Path) -> 
 
 
 def make_foreign(path: Path) -> Path:
-    """A folder that holds somebody's Delta table called `episodes`."""
+    """A folder that holds someone's Delta table called `episodes`."""
     write_deltalake(path / "episodes", lake.open(path.parent / "x", create=True).scan("episodes").collect().to_arrow())
     return path
 
 
 def make_newer(path: Path) -> Path:
-    """A lake of which one table was written by a newer package."""
+    """A lake with a table from a newer package."""
     lake.open(path, create=True).append([episode()], run_id="run")
     DeltaTable(path / "steps").alter.set_table_properties(
         {FORMAT_KEY: str(FORMAT_VERSION + 1)}, raise_if_not_exists=False
@@ -360,7 +360,7 @@ def make_newer(path: Path) -> Path:
 
 
 def make_newer_delta(path: Path) -> Path:
-    """A lake of which one table needs a newer Delta reader."""
+    """A lake with a table that needs a newer Delta reader."""
     lake.open(path, create=True)
     protocol = {"protocol": {"minReaderVersion": 99, "minWriterVersion": 99}}
     (path / "episodes" / "_delta_log" / f"{1:020}.json").write_text(json.dumps(protocol) + "\n")
@@ -368,7 +368,7 @@ def make_newer_delta(path: Path) -> Path:
 
 
 def make_torn(path: Path) -> Path:
-    """A lake of which a commit is no JSON."""
+    """A lake with a commit that is not JSON."""
     lake.open(path, create=True)
     (path / "episodes" / "_delta_log" / f"{1:020}.json").write_text('{"add": {"pa')
     return path
@@ -580,7 +580,7 @@ lake.cli.main()
 
 
 def test_ctrl_c_while_something_is_being_closed_ends_the_command() -> None:
-    """Python cannot raise out of a finaliser: it would print a traceback and go on."""
+    """Python cannot raise out of a finaliser: it would print a traceback and continue."""
     command = [sys.executable, "-c", INTERRUPTED_IN_A_FINALISER]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=50, check=False)
     assert (done.returncode, done.stderr) == (1, "\nAborted!\n")
@@ -593,7 +593,7 @@ def test_the_command_works_from_a_shell(full: Path) -> None:
 
 
 def one_line(done: subprocess.CompletedProcess[str], *, alone: bool = True) -> str:
-    """The fault of a command in a process of its own; storage may have printed something before it."""
+    """The fault of a command in its own process; storage may have printed something before it."""
     assert done.returncode == 1
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -611,8 +611,8 @@ def test_a_lake_that_may_not_be_written_can_be_read_and_says_so_to_writers(
         (folder / "empty").mkdir()
         with read_only(folder):
             before = tree(folder)
-            for place in ("lake", "empty", "new"):
-                says = one_line(trajlake("ingest", file, "--lake", folder / place))
+            for folder_name in ("lake", "empty", "new"):
+                says = one_line(trajlake("ingest", file, "--lake", folder / folder_name))
                 assert "permission" in says.lower() or "read-only" in says.lower()
                 assert "choose another --lake" in says
             assert tree(folder) == before
@@ -693,9 +693,9 @@ def test_a_table_that_may_not_be_written_stops_a_job_before_it_prints_anything(
 )
 def test_the_tab_key_completes_commands_options_and_values(words: str, expected: str) -> None:
     """As the shell asks: by the script that `_TRAJLAKE_COMPLETE=bash_source trajlake` prints."""
-    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_TRAJLAKE_COMPLETE": "bash_complete"}
+    env = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_TRAJLAKE_COMPLETE": "bash_complete"}
     command = [sys.executable, "-c", "from lake.cli import main; main()"]
-    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [expected]
 
 

@@ -1,4 +1,5 @@
-"""The command `ingest`: how it ends and what it says meanwhile. What it prints on success is in test_lake_cli.py."""
+"""The command `ingest`: how it ends and what it says in the meantime. What it prints on success is in
+test_lake_cli.py."""
 
 import os
 import signal
@@ -44,10 +45,10 @@ def test_a_file_of_rejects_alone_fails(tmp_path: Path, wording: Wording) -> None
 def test_a_conflict_is_told_with_what_to_do_about_it(tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "f.jsonl"
     run(tmp_path, write_lines(path, [episode()]))
-    said = run(tmp_path, write_lines(path, [episode(steps=5)])).stderr.splitlines()
+    lines = run(tmp_path, write_lines(path, [episode(steps=5)])).stderr.splitlines()
     key = "run 'f', task 'task', rollout 0, attempt 0"
-    assert wording(said[0]).startswith(f"{path}, record 1: {key} ")
-    assert "--run or a higher" in said[0]
+    assert wording(lines[0]).startswith(f"{path}, record 1: {key} ")
+    assert "--run or a higher" in lines[0]
 
 
 def test_one_record_that_was_taken_or_is_present_is_enough(tmp_path: Path) -> None:
@@ -87,8 +88,8 @@ def test_progress_goes_to_stderr_and_names_records_and_megabytes(
 
 
 def test_the_message_counts_the_runs_of_a_file(tmp_path: Path) -> None:
-    one = write_lines(tmp_path / "one.jsonl", [episode("t", run_id="walks")])
-    assert " in run walks\n" in run(tmp_path, one).stdout
+    path_of_one = write_lines(tmp_path / "one.jsonl", [episode("t", run_id="walks")])
+    assert " in run walks\n" in run(tmp_path, path_of_one).stdout
     nine = write_lines(tmp_path / "nine.jsonl", [episode("t", run_id=f"run-{n}") for n in range(9)])
     assert " in 9 runs (run-0, run-1, run-2, ...)\n" in run(tmp_path, nine).stdout
 
@@ -115,8 +116,8 @@ def test_each_of_several_files_has_a_line_and_what_is_left_out_is_told_by_reason
 def test_columns_of_a_query_that_mean_nothing_are_told(tmp_path: Path, flags: list[str], wording: Wording) -> None:
     path = tmp_path / "q.sql"
     path.write_text("SELECT 't' AS task, 'go' AS action, 1.0 AS rewrd, 0 AS turn")
-    said = run(tmp_path, path, "--query", *flags).stderr
-    assert wording(said).endswith(": task (task_id?), rewrd (reward?), turn\n")
+    stderr = run(tmp_path, path, "--query", *flags).stderr
+    assert wording(stderr).endswith(": task (task_id?), rewrd (reward?), turn\n")
 
 
 def test_a_lake_is_told_to_be_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Columns in memory: what they answer is what the files say, whatever happened to the lake in between."""
+"""Columns in memory: what they answer is what the files say, no matter what happened to the lake in between."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -76,20 +76,20 @@ def last(row: dict[str, Any], after: dict[str, Any]) -> str | None:
 
 def come_to(lk: Lake) -> list[dict[str, Any]]:
     """`episode_steps`, slowly."""
-    found = []
+    faults_found = []
     steps = lk.sql("SELECT * FROM steps ORDER BY episode_id, step_index").to_dicts()
     for episode in sorted({row["episode_id"] for row in steps}):
         mine = [row for row in steps if row["episode_id"] == episode]
         active = [row for row in mine if row["is_active"]]
         calls = [call for row in mine for call in json.loads(row["tool_calls"] or "[]")]
-        found.append(
+        faults_found.append(
             {
                 "episode_id": episode,
                 "run_id": mine[0]["run_id"],
                 "steps": len(mine),
                 "tools_called": sorted({call.get("name") or call["function"]["name"] for call in calls}),
                 "tools_failed": sorted(
-                    {failed for one, after in pairwise(mine) if (failed := last(one, after)) is not None}
+                    {failed for before, after in pairwise(mine) if (failed := last(before, after)) is not None}
                 ),
                 "invalid_actions": sum(row["is_action_valid"] is False for row in mine),
                 "error_states": sum(row["state_is_error"] is True for row in mine),
@@ -100,7 +100,7 @@ def come_to(lk: Lake) -> list[dict[str, Any]]:
                 "active_errors": sum(row["state_is_error"] is True for row in active),
             }
         )
-    return found
+    return faults_found
 
 
 def score(lk: Lake, value: float, fault: type[Exception] | None = None) -> None:
@@ -135,14 +135,14 @@ def states(lk: Lake) -> Iterator[None]:
 
 
 def test_memory_answers_as_files_do(lk: Lake) -> None:
-    held = ColumnCache(lk.snapshot().objects)
+    cache = ColumnCache(lk.snapshot().objects)
     for number, _ in enumerate(states(lk)):
         snapshot = lk.snapshot()
-        with snapshot.session(cache=held) as session, snapshot.session() as plain:
+        with snapshot.session(cache=cache) as session, snapshot.session() as plain:
             for question in QUESTIONS if number in (5, 8) else QUESTIONS[number % 4 :: 4]:
-                found, expected = session.query(question), plain.query(question)
-                assert found.schema == expected.schema
-                assert found.sort(pl.all()).equals(expected.sort(pl.all())), question
+                frame, expected = session.query(question), plain.query(question)
+                assert frame.schema == expected.schema
+                assert frame.sort(pl.all()).equals(expected.sort(pl.all())), question
             assert session.query("SELECT * FROM episode_steps ORDER BY episode_id").to_dicts() == come_to(lk)
 
 
@@ -157,7 +157,7 @@ OF_GROUPS = (
 
 
 def test_few_groups_answer_as_files_do(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = ColumnCache(lk.snapshot().objects)
+    cache = ColumnCache(lk.snapshot().objects)
     limits = {2: (view_binding._MOST_ROWS, 2), 7: (4, 12)}
     for number, _ in enumerate(states(lk)):
         if number not in limits:  # many rows; some of them hidden and some gone
@@ -174,7 +174,7 @@ def test_few_groups_answer_as_files_do(lk: Lake, monkeypatch: pytest.MonkeyPatch
             expected = [plain.query(question).sort(pl.all()) for question in questions]
         for name, most in zip(("_MOST_ROWS", "_MOST_TABLES"), limits[number], strict=True):
             monkeypatch.setattr(view_binding, name, most)
-        with snapshot.session(cache=held) as session:
+        with snapshot.session(cache=cache) as session:
             for question, answer in zip(questions, expected, strict=True):
                 assert session.query(question).sort(pl.all()).equals(answer), question
 
@@ -196,64 +196,68 @@ def test_columns_that_a_query_does_not_read_change_no_answer(lk: Lake) -> None:
 
 def test_a_younger_state_reads_what_is_new(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    whole = column_cache._read_columns
+    read_columns = column_cache._read_columns
 
     def counted(name: str, files: Sequence[DataFile], objects: Objects) -> pa.Table:
         read.append(len(files))
-        return whole(name, files, objects)
+        return read_columns(name, files, objects)
 
     monkeypatch.setattr(column_cache, "_read_columns", counted)
-    held = ColumnCache(lk.snapshot().objects)
-    seen = []
+    cache = ColumnCache(lk.snapshot().objects)
+    questions = []
     for number in range(12):
         add(lk, "a", number)
-        seen.append(lk.snapshot().files("episodes"))
-        rows = held.rows("episodes", seen[-1])
+        questions.append(lk.snapshot().files("episodes"))
+        rows = cache.rows("episodes", questions[-1])
         assert sum(part.num_rows for part in rows) == 3 * (number + 1)
         assert len(rows) <= 9, "parts are put together"
     assert read == [1] * 12
-    assert sum(part.num_rows for part in held.rows("episodes", seen[3])) == 12
+    assert sum(part.num_rows for part in cache.rows("episodes", questions[3])) == 12
 
 
 def test_an_episode_whose_steps_are_in_a_held_and_in_a_new_file_is_added_up_as_one(lk: Lake) -> None:
     add(lk, "a", 0)
-    (whole,) = lk.snapshot().files("steps")
-    halves = [replace(whole, path=f"{half}", rows=9) for half in range(2)]
-    held, asked = ColumnCache(lk.snapshot().objects), []
+    (whole_file,) = lk.snapshot().files("steps")
+    halves = [replace(whole_file, path=f"{half}", rows=9) for half in range(2)]
+    cache, files_read = ColumnCache(lk.snapshot().objects), []
 
     def add_up(files: Sequence[DataFile]) -> pa.Table:
-        asked.append([file.path for file in files])
+        files_read.append([file.path for file in files])
         return pa.table({"episode_id": [1, 2], "steps": [len(files), len(files)]})
 
-    assert held.sums("episode_steps", halves[:1], add_up)[0]["steps"].to_pylist() == [1, 1]
-    assert [part["steps"].to_pylist() for part in held.sums("episode_steps", halves, add_up)] == [[2, 2]]
-    assert asked == [["0"], ["1"], ["0", "1"]]
+    assert cache.sums("episode_steps", halves[:1], add_up)[0]["steps"].to_pylist() == [1, 1]
+    assert [part["steps"].to_pylist() for part in cache.sums("episode_steps", halves, add_up)] == [[2, 2]]
+    assert files_read == [["0"], ["1"], ["0", "1"]]
 
 
 def test_what_is_held_is_bounded(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     with lk.job(kind="collect", run_id="run") as job:
         job.record([rollout("a", number, 0.0) for number in range(20)])
     files = lk.snapshot().files("episodes")
-    held = ColumnCache(lk.snapshot().objects)
-    assert held.rows("steps", lk.snapshot().files("steps")) == ()
-    assert sum(part.num_rows for part in held.rows("episodes", files)) == 20
+    cache = ColumnCache(lk.snapshot().objects)
+    assert cache.rows("steps", lk.snapshot().files("steps")) == ()
+    assert sum(part.num_rows for part in cache.rows("episodes", files)) == 20
     monkeypatch.setattr(column_cache, "_MOST_ROWS", 19)
-    assert held.rows("episodes", files) == ()
+    assert cache.rows("episodes", files) == ()
     jobs = lk.snapshot().files("jobs")
-    assert sum(part.num_rows for part in held.rows("jobs", jobs)) == 2
+    assert sum(part.num_rows for part in cache.rows("jobs", jobs)) == 2
     monkeypatch.setattr(column_cache, "_MOST_JOBS", 1)
-    assert held.rows("jobs", jobs) == ()
+    assert cache.rows("jobs", jobs) == ()
 
 
-@pytest.mark.parametrize(("empty", "other"), [(5, 0), (300_000, 3)])
-def test_episodes_that_call_no_tool_are_read_whatever_their_number(tmp_path: Path, empty: int, other: int) -> None:
+@pytest.mark.parametrize(("empty", "other_tools"), [(5, 0), (300_000, 3)])
+def test_episodes_that_call_no_tool_are_read_whatever_their_number(
+    tmp_path: Path, empty: int, other_tools: int
+) -> None:
     """DuckDB reads a part in batches, and fails at one whose lists are all empty over coded values."""
-    rows = pl.DataFrame({"episode_id": range(empty + other), "tools": [[]] * empty + [["a", "b"]] * other}, TOOLS)
-    file = DataFile("f", empty + other, 1, frozenset())
+    rows = pl.DataFrame(
+        {"episode_id": range(empty + other_tools), "tools": [[]] * empty + [["a", "b"]] * other_tools}, TOOLS
+    )
+    file = DataFile("f", empty + other_tools, 1, frozenset())
     held = ColumnCache(Objects(tmp_path)).sums(
         "episode_steps", [file], lambda _: rows.to_arrow(compat_level=pl.CompatLevel.oldest())
     )
     connection = duckdb.connect()
     connection.register("held", held[0])
-    found = connection.sql("SELECT unnest(tools) AS tool, count(*) AS n FROM held GROUP BY 1 ORDER BY 1").fetchall()
-    assert found == ([("a", other), ("b", other)] if other else [])
+    actual = connection.sql("SELECT unnest(tools) AS tool, count(*) AS n FROM held GROUP BY 1 ORDER BY 1").fetchall()
+    assert actual == ([("a", other_tools), ("b", other_tools)] if other_tools else [])

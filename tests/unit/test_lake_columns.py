@@ -76,8 +76,8 @@ def test_markdown_has_a_row_per_column_and_no_broken_cell(table: Table) -> None:
 def test_duckdb_takes_the_ddl_and_means_the_same_by_it(table: Table) -> None:
     with duckdb.connect() as connection:
         connection.execute(table.sql())
-        found = connection.execute(f"DESCRIBE {table.name}").fetchall()
-    assert [(name, kind, nullable) for name, kind, nullable, *_ in found] == [
+        columns = connection.execute(f"DESCRIBE {table.name}").fetchall()
+    assert [(name, kind, nullable) for name, kind, nullable, *_ in columns] == [
         (column.name, column.sql_type, "NO" if column.required else "YES") for column in table.columns
     ]
 
@@ -97,10 +97,10 @@ def test_delta_stores_the_schema_unchanged(table: Table) -> None:
     assert [(field["name"], field["nullable"]) for field in fields] == [(c.name, not c.required) for c in table.columns]
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["values", "nulls"])
-def test_every_type_survives_the_way_through_delta_and_duckdb(known: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["values", "nulls"])
+def test_every_type_survives_the_way_through_delta_and_duckdb(is_known: bool, tmp_path: Path) -> None:
     table = one_of_each(required=False)
-    row = {c.name: VALUES[c.type] if known else None for c in table.columns}
+    row = {c.name: VALUES[c.type] if is_known else None for c in table.columns}
     frame = pl.DataFrame([row], schema=table.polars())
     write_deltalake(tmp_path, frame.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(table.arrow()))
     stored = DeltaTable(tmp_path)

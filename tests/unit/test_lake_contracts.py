@@ -110,8 +110,8 @@ def test_a_cast_that_keeps_the_value_is_made(column: str, value: Any, dtype: Any
 
 
 def test_a_time_in_another_zone_is_the_same_moment() -> None:
-    there = AT.astimezone(timezone(timedelta(hours=-5)))
-    assert conform(metric(at=there), METRICS)["at"].to_list() == [AT]
+    elsewhere = AT.astimezone(timezone(timedelta(hours=-5)))
+    assert conform(metric(at=elsewhere), METRICS)["at"].to_list() == [AT]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""JSON that lies in a lake is foreign: whatever is in it, a command works or names the object that is in its way."""
+"""JSON that lies in a lake is foreign: no matter what is in it, a command works or names the object that is in its
+way."""
 
 import json
 from collections.abc import Callable
@@ -35,9 +36,9 @@ DOCUMENTS: dict[str, str | bytes] = {
 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    made = empty_lake(tmp_path_factory.mktemp("documents") / "lake")
-    made.append([episode("a")], run_id="run")
-    return made
+    lk = empty_lake(tmp_path_factory.mktemp("documents") / "lake")
+    lk.append([episode("a")], run_id="run")
+    return lk
 
 
 def bytes_of(text: str | bytes) -> bytes:

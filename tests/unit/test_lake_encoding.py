@@ -55,10 +55,10 @@ KEYED = table_of(
 
 def written(frame: pl.DataFrame, table: Table, rows_a_batch: int = 10**9) -> tuple[bytes, FileStatistics]:
     """The bytes of a file, and what is said of it."""
-    whole = encoding.to_arrow(frame, table)
+    table_written = encoding.to_arrow(frame, table)
     sink = io.BytesIO()
-    starts = range(0, whole.num_rows, rows_a_batch)
-    statistics = encoding.write_parquet(sink, (whole.slice(start, rows_a_batch) for start in starts), table)
+    starts = range(0, table_written.num_rows, rows_a_batch)
+    statistics = encoding.write_parquet(sink, (table_written.slice(start, rows_a_batch) for start in starts), table)
     return sink.getvalue(), statistics
 
 
@@ -105,21 +105,23 @@ def test_what_is_said_of_a_file_is_exact_or_not_said(rows: list[tuple[Any, ...]]
     assert "other" not in statistics.low | statistics.high | statistics.nulls
     for position, name in enumerate(("write_id", "run_id")):
         values = [row[position] for row in rows if row[position] is not None]
-        for said, true in (
+        for value_written, true in (
             (statistics.low.get(name), min(values, default=None)),
             (statistics.high.get(name), max(values, default=None)),
         ):
-            assert said == true or (said is None and any(isinstance(v, str) and len(v) > 64 for v in values))
+            assert value_written == true or (
+                value_written is None and any(isinstance(v, str) and len(v) > 64 for v in values)
+            )
         if rows:
             assert statistics.nulls[name] == len(rows) - len(values)
 
 
 def test_a_word_of_64_characters_has_a_range_and_a_longer_one_has_none() -> None:
-    for length, known in ((64, "z" * 64), (65, None)):
+    for length, bound in ((64, "z" * 64), (65, None)):
         frame = pl.DataFrame([(1, "z" * length, 1), (2, "b", 1)], schema=KEYED.polars(), orient="row")
         _, statistics = written(frame, KEYED, 1)
         assert statistics.low["run_id"] == "b"
-        assert statistics.high["run_id"] == known
+        assert statistics.high["run_id"] == bound
 
 
 # ---------------------------------------------------------------- row groups
@@ -148,18 +150,18 @@ def test_row_groups_are_of_one_size_whatever_the_width_and_the_pieces(
     monkeypatch.setattr(encoding, "ROW_GROUP_BYTES", size)
     rows = 5 * size // width
     # A piece of a table counts whole in pyarrow's figures: small ones come as DuckDB hands them over, by themselves.
-    whole = encoding.to_arrow(wide(rows, width), TEXTS)
-    pieces = (pa.Table.from_pylist(part.to_pylist(), TEXTS.arrow()) for part in cut(whole, rows_a_batch))
+    table_written = encoding.to_arrow(wide(rows, width), TEXTS)
+    pieces = (pa.Table.from_pylist(part.to_pylist(), TEXTS.arrow()) for part in cut(table_written, rows_a_batch))
     sink = io.BytesIO()
     encoding.write_parquet(sink, pieces, TEXTS)
-    found = [group.num_rows * width for group in groups(sink.getvalue())]
-    assert sum(found) == rows * width
-    assert all(bytes_ <= 1.5 * size for bytes_ in found)
-    assert all(bytes_ >= 0.5 * size for bytes_ in found[:-1])
+    counts = [group.num_rows * width for group in groups(sink.getvalue())]
+    assert sum(counts) == rows * width
+    assert all(bytes_ <= 1.5 * size for bytes_ in counts)
+    assert all(bytes_ >= 0.5 * size for bytes_ in counts[:-1])
 
 
-def cut(whole: pa.Table, rows: int) -> Iterator[pa.Table]:
-    return (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
+def cut(table_written: pa.Table, rows: int) -> Iterator[pa.Table]:
+    return (table_written.slice(start, rows) for start in range(0, table_written.num_rows, rows))
 
 
 def test_a_row_larger_than_a_group_is_a_group_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

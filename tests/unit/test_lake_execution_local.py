@@ -30,7 +30,7 @@ def slower_first(number: int) -> tuple[int, int]:
 
 
 def refuses_three(number: int) -> int:
-    """A task with an error of its own."""
+    """A task with its own error."""
     if number == 3:
         raise ContractError("three")
     return number
@@ -98,25 +98,25 @@ def test_a_process_that_is_lost_costs_one_more_try(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_items_are_asked_for_when_a_worker_is_about_to_be_free(kind: str) -> None:
     """So a generator may end a job early, or make items of what has come back."""
-    made = []
+    numbers = []
 
     def items() -> Iterator[int]:
         for number in range(100):
-            made.append(number)
+            numbers.append(number)
             yield number
 
     results = KINDS[kind].map(slower_first, items())
     assert next(results)[0] == 0
     results.close()
-    assert len(made) <= 2 * KINDS[kind].workers + 1
+    assert len(numbers) <= 2 * KINDS[kind].workers + 1
 
 
 def test_what_a_process_holds_is_made_anew_for_another_key() -> None:
-    made, closed = [], []
+    resources, closed = [], []
 
     class Thing:
         def __init__(self, key: str) -> None:
-            made.append(key)
+            resources.append(key)
             self.key = key
 
         def close(self) -> None:
@@ -124,7 +124,7 @@ def test_what_a_process_holds_is_made_anew_for_another_key() -> None:
 
     for key in ("a", "a", "b", "a"):
         assert reuse_in_worker("thing", key, lambda key=key: Thing(key)).key == key
-    assert (made, closed) == (["a", "b", "a"], ["a", "b"])
+    assert (resources, closed) == (["a", "b", "a"], ["a", "b"])
 
 
 def test_this_machine_is_the_only_node() -> None:
@@ -170,7 +170,7 @@ def test_cores_are_counted_on_a_system_without_an_affinity(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("parameters", "cores", "given", "threads"),
+    ("parameters", "cores", "setting", "threads"),
     [
         (97_600, 2, None, 1),
         (97_600, 1, None, 1),
@@ -184,10 +184,10 @@ def test_cores_are_counted_on_a_system_without_an_affinity(monkeypatch: pytest.M
     ],
 )
 def test_threads_follow_the_size_of_a_model(
-    monkeypatch: pytest.MonkeyPatch, parameters: int, cores: int, given: str | None, threads: int | None
+    monkeypatch: pytest.MonkeyPatch, parameters: int, cores: int, setting: str | None, threads: int | None
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    if setting is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", setting)
     assert choose_threads(parameters) == threads

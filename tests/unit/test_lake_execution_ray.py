@@ -15,7 +15,7 @@ ray_exceptions = pytest.importorskip("ray.exceptions", reason="needs Ray")
 
 
 class Cluster:
-    """Two nodes, as Ray tells of them; a task on the second finds that it is gone."""
+    """Two nodes, as Ray lists them; a task on the second finds that it is gone."""
 
     exceptions = ray_exceptions
 
@@ -50,20 +50,20 @@ class Cluster:
         return f"answer of {node[0]}"
 
 
-def asked(cluster: Cluster) -> list[str]:
+def ask_nodes(cluster: Cluster) -> list[str]:
     executor = RayExecutor.__new__(RayExecutor)
     executor._ray = cluster
-    return [found.result for found in executor.on_nodes(str, "item")]
+    return [on_node.result for on_node in executor.on_nodes(str, "item")]
 
 
 def test_a_node_that_dies_while_it_is_asked_is_left_out() -> None:
-    assert asked(Cluster(dies=True)) == ["answer of 1"]
+    assert ask_nodes(Cluster(dies=True)) == ["answer of 1"]
 
 
 def test_a_node_that_is_there_and_does_not_answer_is_not_passed_over() -> None:
     """It could get parts without having been looked at."""
     with pytest.raises(WorkerLostError):
-        asked(Cluster(dies=False))
+        ask_nodes(Cluster(dies=False))
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_a_running_cluster_keeps_its_number_of_cores(
     """Ray takes a number of cores for what it starts, and refuses one for a cluster that `ray start` began."""
     import ray
 
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def init(**options: Any) -> None:
-        asked.append({name: value for name, value in options.items() if name == "num_cpus"})
+        requests.append({name: value for name, value in options.items() if name == "num_cpus"})
         is_found = options["address"] not in (None, "local") or (options["address"] is None and running)
         if is_found and options.get("num_cpus") is not None:
             raise ValueError("When connecting to an existing cluster, num_cpus and num_gpus must not be provided.")
@@ -93,7 +93,7 @@ def test_a_running_cluster_keeps_its_number_of_cores(
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert RayExecutor(3, address=address).workers == 3
-    assert asked == connections
+    assert requests == connections
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
@@ -102,21 +102,21 @@ def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch: pytest.Mon
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        address = f"{scheme}127.0.0.1:{there.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UsageError, match=f"no Ray cluster .*{address} .*RAY_ADDRESS"):
         RayExecutor(2)
 
 
 @pytest.mark.parametrize(
-    ("died", "said"),
+    ("died", "fragment"),
     [
         (ray_exceptions.WorkerCrashedError, r"a worker process died 3 times in a row \(0 parts were done before it\)"),
         (ray_exceptions.LocalRayletDiedError, r"the Ray cluster failed \(.*raylet.*\); .* run the job again"),
     ],
 )
-def test_what_dies_under_a_part_is_told_in_words(died: type[Exception], said: str) -> None:
+def test_what_dies_under_a_part_is_told_in_words(died: type[Exception], fragment: str) -> None:
     class Dying:
         exceptions = ray_exceptions
 
@@ -131,5 +131,5 @@ def test_what_dies_under_a_part_is_told_in_words(died: type[Exception], said: st
 
     executor = RayExecutor.__new__(RayExecutor)
     executor._ray, executor.workers = Dying(), 1
-    with pytest.raises(WorkerLostError, match=said):
+    with pytest.raises(WorkerLostError, match=fragment):
         list(executor.map(str, range(3)))

@@ -38,7 +38,7 @@ CHAT = [
 
 
 def rollout(task: str = "door", index: int = 0, reward: float | None = 1.0, last: str = "Done.") -> EpisodeRecord:
-    """Two decisions, the second of which is `last`."""
+    """Two decisions; the second is `last`."""
     return EpisodeRecord(
         task_id=task,
         rollout_index=index,
@@ -67,7 +67,7 @@ def rollout(task: str = "door", index: int = 0, reward: float | None = 1.0, last
 
 
 def two_groups(folder: Path) -> Lake:
-    """Two groups: one of which the returns differ in, one of which they do not."""
+    """Two groups: one with different returns, one with equal ones."""
 
     def make(template: Path) -> None:
         records = [rollout(), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout("other", 1)]
@@ -83,14 +83,14 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Lake:
+def own_lake(tmp_path: Path) -> Lake:
     """Two groups, for a test that writes to them."""
     return two_groups(tmp_path / "lake")
 
 
-def exported(lk: Lake, out: Path, name: str, **given: Any) -> tuple[list[dict[str, Any]], Manifest]:
+def exported(lk: Lake, out: Path, name: str, **options: Any) -> tuple[list[dict[str, Any]], Manifest]:
     """The rows of an export, and its manifest."""
-    manifest = export(lk, ExportRequest(find_target(name), out, **given))
+    manifest = export(lk, ExportRequest(find_target(name), out, **options))
     rows: list[dict[str, Any]] = []
     for shard in manifest.shards:
         path = (out if out.is_dir() else out.parent) / shard.name
@@ -105,24 +105,27 @@ def exported(lk: Lake, out: Path, name: str, **given: Any) -> tuple[list[dict[st
 # ---------------------------------------------------------------- formats
 
 
-def test_our_own_lines_are_ingested_as_the_same_rows(own: Lake, tmp_path: Path) -> None:
-    exported(own, tmp_path / "out.jsonl", "jsonl")
-    other = empty_lake(tmp_path / "other")
-    report = other.ingest(tmp_path / "out.jsonl")
+def test_our_own_lines_are_ingested_as_the_same_rows(own_lake: Lake, tmp_path: Path) -> None:
+    exported(own_lake, tmp_path / "out.jsonl", "jsonl")
+    other_lake = empty_lake(tmp_path / "other")
+    report = other_lake.ingest(tmp_path / "out.jsonl")
     assert (report.new, report.scores, report.rejected) == (4, 8, 0)
     for name in ("episodes", "steps", "tokens", "spans"):
         elsewhere = ["write_id", *(["source_uri"] if name == "episodes" else [])]
-        before, after = (one.scan(name).drop(elsewhere).collect() for one in (own, other))
+        before, after = (lk.scan(name).drop(elsewhere).collect() for lk in (own_lake, other_lake))
         keys = [column for column in ("episode_id", "step_index", "span_id") if column in before.columns]
         assert before.sort(keys).equals(after.sort(keys)), name
     columns = ["episode_id", "step_index", "scorer", "value", "reason", "scorer_version"]
-    both = [one.sql("FROM current_scores").select(columns).sort(columns[:2], nulls_last=False) for one in (own, other)]
-    assert both[0].equals(both[1])
-    assert own.ingest(tmp_path / "out.jsonl").present == 4, "and the lake it came from knows them"
+    score_frames = [
+        lk.sql("FROM current_scores").select(columns).sort(columns[:2], nulls_last=False)
+        for lk in (own_lake, other_lake)
+    ]
+    assert score_frames[0].equals(score_frames[1])
+    assert own_lake.ingest(tmp_path / "out.jsonl").present == 4, "and the lake it came from knows them"
 
 
 def test_a_rewritten_history_is_a_chat_of_its_own(tmp_path: Path, wording: Wording) -> None:
-    """Step 1 is asked with a prompt of its own, 2 goes on from step 0: no answer is learned after what it never saw."""
+    """Step 1 is asked with its own prompt, 2 continues from step 0: no answer is learned after what it never saw."""
     notes: list[dict[str, Any]] = [{}, {"history": "rewritten"}, {"follows": 0}]
     steps = [
         StepRecord(state=f"Q{at}", context=[{"role": "user", "content": f"Q{at}"}], action=f"A{at}", extra=note)
@@ -131,19 +134,19 @@ def test_a_rewritten_history_is_a_chat_of_its_own(tmp_path: Path, wording: Wordi
     lk = empty_lake(tmp_path / "lake")
     lk.append([EpisodeRecord(task_id="t", env_return=1.0, steps=steps)], run_id="a")
 
-    def said(messages: list[dict[str, Any]]) -> list[str]:
+    def list_contents(messages: list[dict[str, Any]]) -> list[str]:
         return [message["content"] for message in messages]
 
     rows, _ = exported(lk, tmp_path / "each.jsonl", "prompt-completion")
-    assert [said(row["prompt"] + row["completion"]) for row in rows] == [
+    assert [list_contents(row["prompt"] + row["completion"]) for row in rows] == [
         ["Q0", "A0"],
         ["Q1", "A1"],
         ["Q0", "A0", "Q2", "A2"],
     ]
     ((row,), manifest) = exported(lk, tmp_path / "whole.jsonl", "messages")
-    assert (said(row["messages"]), row["prompt_messages"]) == (["Q0", "A0", "Q2", "A2"], 1)
-    (left,) = [name for name in manifest.left_out if name.startswith("steps of")]
-    assert manifest.left_out[wording(left)] == 1
+    assert (list_contents(row["messages"]), row["prompt_messages"]) == (["Q0", "A0", "Q2", "A2"], 1)
+    (reason,) = [name for name in manifest.left_out if name.startswith("steps of")]
+    assert manifest.left_out[wording(reason)] == 1
 
 
 def test_a_chat_is_whole_and_says_where_it_comes_from(lk: Lake, tmp_path: Path) -> None:
@@ -166,16 +169,16 @@ def test_a_decision_has_the_chat_before_it_as_prompt(lk: Lake, tmp_path: Path) -
 
 
 def test_steps_that_are_not_the_policys_are_prompt_and_no_completion(tmp_path: Path, wording: Wording) -> None:
-    made = empty_lake(tmp_path / "lake")
+    lk = empty_lake(tmp_path / "lake")
     record = rollout()
     record.steps[0].trainable = False
     record.steps[0].tokens = None
-    made.append([record], run_id="a")
-    rows, manifest = exported(made, tmp_path / "out", "prompt-completion")
+    lk.append([record], run_id="a")
+    rows, manifest = exported(lk, tmp_path / "out", "prompt-completion")
     assert [row["step_index"] for row in rows] == [1]
     assert rows[0]["prompt"][2]["content"] == "I look."
-    (left,) = [name for name in manifest.left_out if name.startswith("steps that")]
-    assert manifest.left_out[wording(left)] == 1
+    (reason,) = [name for name in manifest.left_out if name.startswith("steps that")]
+    assert manifest.left_out[wording(reason)] == 1
 
 
 def test_the_better_of_two_siblings_is_chosen(lk: Lake, tmp_path: Path, wording: Wording) -> None:
@@ -184,24 +187,26 @@ def test_the_better_of_two_siblings_is_chosen(lk: Lake, tmp_path: Path, wording:
     assert len(row["prompt"]) == 4, "as far as they are the same"
     assert [row["chosen"][0]["content"], row["rejected"][0]["content"]] == ["Done.", "No."]
     assert (row["chosen_score"], row["rejected_score"]) == (1.0, 0.0)
-    (left,) = [name for name in manifest.left_out if name.startswith("groups")]
-    assert manifest.left_out[wording(left)] == 1
+    (reason,) = [name for name in manifest.left_out if name.startswith("groups")]
+    assert manifest.left_out[wording(reason)] == 1
 
 
 def test_each_episode_stands_in_one_pair_and_ties_in_none(tmp_path: Path) -> None:
-    made = empty_lake(tmp_path / "lake")
-    made.append([rollout(index=n, reward=r, last=str(n)) for n, r in enumerate([1.0, 0.5, 0.5, 0.0, 0.75])], run_id="a")
-    rows, _ = exported(made, tmp_path / "out", "preference")
+    lk = empty_lake(tmp_path / "lake")
+    lk.append([rollout(index=n, reward=r, last=str(n)) for n, r in enumerate([1.0, 0.5, 0.5, 0.0, 0.75])], run_id="a")
+    rows, _ = exported(lk, tmp_path / "out", "preference")
     assert sorted((row["chosen_score"], row["rejected_score"]) for row in rows) == [(0.75, 0.5), (1.0, 0.0)]
     assert len({row[side] for row in rows for side in ("chosen_id", "rejected_id")}) == 4
 
 
-def test_decisions_in_one_anchor_state_are_compared_by_step_advantage(own: Lake, tmp_path: Path) -> None:
+def test_decisions_in_one_anchor_state_are_compared_by_step_advantage(own_lake: Lake, tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match="no advantages"):
-        exported(own, tmp_path / "none", "preference", choices=Choices(pairs="anchors"))
-    run = CliRunner().invoke(trajlake, ["credit", "gigpo", "--lake", own.uri, "--set", "step_source=terminal_score"])
+        exported(own_lake, tmp_path / "none", "preference", choices=Choices(pairs="anchors"))
+    run = CliRunner().invoke(
+        trajlake, ["credit", "gigpo", "--lake", own_lake.uri, "--set", "step_source=terminal_score"]
+    )
     assert run.exit_code == 0, run.output
-    rows, manifest = exported(own, tmp_path / "out", "preference", choices=Choices(pairs="anchors"))
+    rows, manifest = exported(own_lake, tmp_path / "out", "preference", choices=Choices(pairs="anchors"))
     (row,) = rows
     assert [message["content"] for message in row["prompt"]] == ["Be brief.", "Open the door.", "I look.", "a door"]
     assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("Done.", "No.")
@@ -225,11 +230,11 @@ def test_a_parquet_file_has_the_rows_of_the_lines(lk: Lake, tmp_path: Path, name
     lines, _ = exported(lk, tmp_path / "lines", name)
     rows, _ = exported(lk, tmp_path / "rows", f"{name}-parquet")
     assert len(lines) == len(rows) > 0
-    for one, other in zip(lines, rows, strict=True):
-        plain = [key for key in one if key not in ("messages", "prompt", "completion", "chosen", "rejected", "scores")]
-        assert {key: one[key] for key in plain} == {key: other[key] for key in plain}
-        for key in set(one) - set(plain) - {"scores"}:
-            assert [m["content"] for m in one[key]] == [m["content"] for m in other[key]]
+    for line, row in zip(lines, rows, strict=True):
+        plain = [key for key in line if key not in ("messages", "prompt", "completion", "chosen", "rejected", "scores")]
+        assert {key: line[key] for key in plain} == {key: row[key] for key in plain}
+        for key in set(line) - set(plain) - {"scores"}:
+            assert [m["content"] for m in line[key]] == [m["content"] for m in row[key]]
 
 
 def test_scout_has_inspects_messages_and_the_episodes_columns(lk: Lake, tmp_path: Path) -> None:
@@ -246,19 +251,21 @@ def test_scout_has_inspects_messages_and_the_episodes_columns(lk: Lake, tmp_path
 
 
 def test_arguments_are_objects_in_every_line_also_those_that_are_no_json(tmp_path: Path) -> None:
-    made = empty_lake(tmp_path / "lake")
-    said = ['{"at": "door"}', "{broken", "[1]", '{"_raw": "x"}']
-    calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": text}} for text in said]
-    made.append([EpisodeRecord(task_id="t", steps=[StepRecord(state="s", action="", tool_calls=calls)])], run_id="a")
-    ((row,), _) = exported(made, tmp_path / "out", "messages")
+    lk = empty_lake(tmp_path / "lake")
+    argument_texts = ['{"at": "door"}', "{broken", "[1]", '{"_raw": "x"}']
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "look", "arguments": text}} for text in argument_texts
+    ]
+    lk.append([EpisodeRecord(task_id="t", steps=[StepRecord(state="s", action="", tool_calls=calls)])], run_id="a")
+    ((row,), _) = exported(lk, tmp_path / "out", "messages")
     assert row["messages"][-1]["content"] is None
     arguments = [call["function"]["arguments"] for call in row["messages"][-1]["tool_calls"]]
-    assert arguments == [{"at": "door"}, *({"_raw": text} for text in said[1:])]
+    assert arguments == [{"at": "door"}, *({"_raw": text} for text in argument_texts[1:])]
     for name in ("messages", "messages-parquet"):
-        after, _ = there_and_back(made, tmp_path / name, name)
+        after, _ = there_and_back(lk, tmp_path / name, name)
         (step,) = next(iter(after.values())).steps
         back = [call["function"]["arguments"] for call in step.tool_calls or ()]
-        assert back[1:] == said[1:], "the very text"
+        assert back[1:] == argument_texts[1:], "the very text"
 
 
 NAMED = ("score", "reward", "input", "step", "prompt", "advantage", "human", "scores", "prompt_score", "task_id")
@@ -268,31 +275,36 @@ NAMED = ("score", "reward", "input", "step", "prompt", "advantage", "human", "sc
     "name", mostly_slow(["verl-rollouts", "trl-completions", "messages"], "trl-completions", "messages")
 )
 def test_scorers_that_are_called_like_columns_come_back_and_never_become_the_return(name: str, tmp_path: Path) -> None:
-    made = empty_lake(tmp_path / "lake")
-    scores = [ScoreRecord(scorer=one, value=0.25 + index) for index, one in enumerate(NAMED)]
+    lk = empty_lake(tmp_path / "lake")
+    scores = [ScoreRecord(scorer=scorer, value=0.25 + index) for index, scorer in enumerate(NAMED)]
     records = [rollout(reward=None), rollout(index=1, reward=1.0), rollout(index=2), rollout(index=2)]
     records[0].scores, records[1].scores, records[2].scores = [], scores, [ScoreRecord(scorer="human", value=None)]
     records[3].agent_id, records[3].seed = "helper", 0
-    made.append(records, run_id="a")
-    after, _ = there_and_back(made, tmp_path, name)
-    assert [one.seed for one in after.values() if one.agent_id == "helper"] == [0]
-    found = {one.rollout_index: one for one in after.values() if one.agent_id is None}
-    assert {(one.run_id, one.task_id) for one in found.values()} == {("a", "door")}
-    assert [found[index].env_return for index in range(3)] == [None, 1.0, 1.0]
-    given = {score.scorer: score.value for score in scores}
-    assert [{score.scorer: score.value for score in found[index].scores} for index in (0, 1)] == [{}, given]
-    assert [score.value for score in found[2].scores] == ([] if name == "messages" else [None]), "it scored nothing"
+    lk.append(records, run_id="a")
+    after, _ = there_and_back(lk, tmp_path, name)
+    assert [record.seed for record in after.values() if record.agent_id == "helper"] == [0]
+    records_by_rollout = {record.rollout_index: record for record in after.values() if record.agent_id is None}
+    assert {(record.run_id, record.task_id) for record in records_by_rollout.values()} == {("a", "door")}
+    assert [records_by_rollout[index].env_return for index in range(3)] == [None, 1.0, 1.0]
+    expected = {score.scorer: score.value for score in scores}
+    assert [{score.scorer: score.value for score in records_by_rollout[index].scores} for index in (0, 1)] == [
+        {},
+        expected,
+    ]
+    assert [score.value for score in records_by_rollout[2].scores] == ([] if name == "messages" else [None]), (
+        "it scored nothing"
+    )
 
 
 def test_a_scorer_called_reward_is_told_where_the_return_has_its_name(tmp_path: Path, wording: Wording) -> None:
-    made = empty_lake(tmp_path / "lake")
+    lk = empty_lake(tmp_path / "lake")
     record = rollout(reward=None)
     record.scores = [ScoreRecord(scorer="reward", value=0.5)]
-    made.append([record], run_id="a")
-    after, manifest = there_and_back(made, tmp_path, "atif")
-    assert [one.env_return for one in after.values()] == [None]
-    (left,) = [name for name in manifest.left_out if "`reward`" in name]
-    assert manifest.left_out[wording(left)] == 1
+    lk.append([record], run_id="a")
+    after, manifest = there_and_back(lk, tmp_path, "atif")
+    assert [record.env_return for record in after.values()] == [None]
+    (reason,) = [name for name in manifest.left_out if "`reward`" in name]
+    assert manifest.left_out[wording(reason)] == 1
 
 
 @pytest.mark.parametrize(
@@ -303,13 +315,13 @@ def test_a_scorer_called_reward_is_told_where_the_return_has_its_name(tmp_path: 
 )
 def test_rows_for_trainers_are_read_as_the_episodes_that_they_are_of(lk: Lake, tmp_path: Path, name: str) -> None:
     after, _ = there_and_back(lk, tmp_path, name, where="task_id = 'door'")
-    names = {(one.run_id, one.task_id, one.rollout_index, one.agent_id) for one in after.values()}
+    names = {(record.run_id, record.task_id, record.rollout_index, record.agent_id) for record in after.values()}
     agents = ("step 0", "step 1") if name == "prompt-completion" else (None,)
     assert names == {("a", "door", index, agent) for index in (0, 1) for agent in agents}
     if name == "prompt-completion":
-        returns = {(one.rollout_index, one.env_return) for one in after.values()}
+        returns = {(record.rollout_index, record.env_return) for record in after.values()}
         assert returns == {(0, 1.0), (1, 0.0)}
-        assert 0.5 in {one.steps[-1].reward for one in after.values()}
+        assert 0.5 in {record.steps[-1].reward for record in after.values()}
 
 
 def test_a_table_of_scout_is_refused_by_its_name(lk: Lake, tmp_path: Path) -> None:
@@ -321,26 +333,26 @@ def test_a_table_of_scout_is_refused_by_its_name(lk: Lake, tmp_path: Path) -> No
 def test_a_score_that_nobody_gave_is_refused_with_those_that_there_are(lk: Lake, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no scores of 'nonsense' for episodes; valid: env_return, judge"):
         export(lk, ExportRequest(find_target("preference"), tmp_path / "out", choices=Choices(score="nonsense")))
-    made = empty_lake(tmp_path / "unrated")
-    made.append([rollout(reward=None), rollout(index=1, reward=None)], run_id="a")
+    unrated_lake = empty_lake(tmp_path / "unrated")
+    unrated_lake.append([rollout(reward=None), rollout(index=1, reward=None)], run_id="a")
     with pytest.raises(DataRefusedError, match=r".env_return.; valid: --score judge$"):
-        export(made, ExportRequest(find_target("preference"), tmp_path / "out"))
+        export(unrated_lake, ExportRequest(find_target("preference"), tmp_path / "out"))
 
 
 def test_a_row_that_no_chat_template_takes_is_left_out(tmp_path: Path, wording: Wording) -> None:
-    made = empty_lake(tmp_path / "lake")
+    lk = empty_lake(tmp_path / "lake")
     empty = EpisodeRecord(task_id="empty", env_return=1.0, steps=[StepRecord(state=None, action="Hello.")])
-    told = EpisodeRecord(
+    record = EpisodeRecord(
         task_id="told",
         env_return=1.0,
         initial_messages=CHAT[:1],
         steps=[StepRecord(state="", action="Hello.")],
     )
-    made.append([empty, told, rollout()], run_id="a")
-    rows, manifest = exported(made, tmp_path / "out", "unpaired", choices=Choices(threshold=0.5))
+    lk.append([empty, record, rollout()], run_id="a")
+    rows, manifest = exported(lk, tmp_path / "out", "unpaired", choices=Choices(threshold=0.5))
     assert [row["task_id"] for row in rows] == ["door"]
-    (left,) = [name for name in manifest.left_out if name.startswith("rows whose prompt")]
-    assert manifest.left_out[wording(left)] == 2
+    (reason,) = [name for name in manifest.left_out if name.startswith("rows whose prompt")]
+    assert manifest.left_out[wording(reason)] == 2
 
 
 # ---------------------------------------------------------------- what is exported, and where to
@@ -362,56 +374,56 @@ def test_the_help_lists_the_formats() -> None:
 
 
 def test_what_is_left_out_has_names(tmp_path: Path) -> None:
-    made = empty_lake(tmp_path / "lake")
+    lk = empty_lake(tmp_path / "lake")
     message = {"role": "user", "content": "Hi."} | {f"key_{number}": 1 for number in range(7)}
-    made.append([msgspec.structs.replace(rollout(), initial_messages=[message])], run_id="a")
-    command = ["export", "--lake", made.uri, "--format", "prompt-completion", "--out", str(tmp_path / "out")]
+    lk.append([msgspec.structs.replace(rollout(), initial_messages=[message])], run_id="a")
+    command = ["export", "--lake", lk.uri, "--format", "prompt-completion", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(trajlake, command)
     assert "keys of messages (7: key_0, key_1, key_2, key_3, key_4)" in done.stderr
-    command = ["export", "--lake", made.uri, "--format", "atif", "--out", str(tmp_path / "tree")]
+    command = ["export", "--lake", lk.uri, "--format", "atif", "--out", str(tmp_path / "tree")]
     assert ": 2 files of 1 episode (2 steps) as atif" in CliRunner().invoke(trajlake, command).stdout
 
 
-FILES = [name for name, found in TARGETS.items() if found.container != "tree"]
+FILES = [name for name, target in TARGETS.items() if target.container != "tree"]
 
 
 @pytest.mark.parametrize("name", mostly_slow(FILES, "jsonl", "messages-parquet", "eval-protocol-db"))
 def test_the_same_export_is_the_same_bytes_whatever_the_files_of_the_lake(lk: Lake, tmp_path: Path, name: str) -> None:
     def make(template: Path) -> None:
-        made = empty_lake(template)
+        lk = empty_lake(template)
         for record in [rollout("other", 1), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout()]:
-            made.append([record], run_id="a")
+            lk.append([record], run_id="a")
 
     export(lk, ExportRequest(find_target(name), tmp_path / "one"))
-    other = copied("two groups to export, a file for each rollout", make, tmp_path / "other")
-    export(other, ExportRequest(find_target(name), tmp_path / "two"))
+    other_lake = copied("two groups to export, a file for each rollout", make, tmp_path / "other")
+    export(other_lake, ExportRequest(find_target(name), tmp_path / "two"))
     files = sorted(path.name for path in Path(tmp_path, "one").iterdir())
     for file in set(files) - {MANIFEST}:
         assert Path(tmp_path, "one", file).read_bytes() == Path(tmp_path, "two", file).read_bytes()
 
 
-def test_what_is_retracted_or_forgotten_is_never_exported(own: Lake, tmp_path: Path) -> None:
-    first, second = own.sql("SELECT episode_id FROM episodes WHERE task_id = 'door' ORDER BY 1")["episode_id"]
-    own.retract([first])
-    assert exported(own, tmp_path / "pairs", "preference")[0] == [], "nor is it a sibling of another one"
-    own.forget([second])
-    rows, manifest = exported(own, tmp_path / "out.jsonl", "jsonl")
+def test_what_is_retracted_or_forgotten_is_never_exported(own_lake: Lake, tmp_path: Path) -> None:
+    first, second = own_lake.sql("SELECT episode_id FROM episodes WHERE task_id = 'door' ORDER BY 1")["episode_id"]
+    own_lake.retract([first])
+    assert exported(own_lake, tmp_path / "pairs", "preference")[0] == [], "nor is it a sibling of another one"
+    own_lake.forget([second])
+    rows, manifest = exported(own_lake, tmp_path / "out.jsonl", "jsonl")
     assert {row["task_id"] for row in rows} == {"other"}
     assert manifest.episodes == 2
 
 
 def test_shards_hold_whole_groups_and_are_one_export_together(lk: Lake, tmp_path: Path) -> None:
-    whole, _ = exported(lk, tmp_path / "whole", "jsonl")
-    parts, manifest = exported(lk, tmp_path / "parts", "jsonl", shard_episodes=1)
-    assert parts == whole
+    lines_whole, _ = exported(lk, tmp_path / "whole", "jsonl")
+    lines_in_parts, manifest = exported(lk, tmp_path / "parts", "jsonl", shard_episodes=1)
+    assert lines_in_parts == lines_whole
     assert [shard.name for shard in manifest.shards] == ["00000.jsonl", "00001.jsonl"]
     assert [shard.episodes for shard in manifest.shards] == [2, 2]
 
 
 def test_an_export_that_was_stopped_goes_on_where_it_was(
-    own: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exported(own, tmp_path / "whole", "jsonl", shard_episodes=1)
+    exported(own_lake, tmp_path / "whole", "jsonl", shard_episodes=1)
     write = export_files.write_lines
     written: list[Path] = []
 
@@ -424,12 +436,12 @@ def test_an_export_that_was_stopped_goes_on_where_it_was(
     request = ExportRequest(find_target("jsonl"), tmp_path / "out", shard_episodes=1)
     monkeypatch.setattr(export_files, "write_lines", once)
     with pytest.raises(KeyboardInterrupt):
-        export(own, request)
+        export(own_lake, request)
     assert sorted(path.name for path in request.out.iterdir()) == ["00000.jsonl", STATE]
     first = Path(request.out, "00000.jsonl").stat().st_mtime_ns
-    own.append([rollout("later")], run_id="a")
+    own_lake.append([rollout("later")], run_id="a")
     monkeypatch.setattr(export_files, "write_lines", write)
-    export(own, request)
+    export(own_lake, request)
     assert Path(request.out, "00000.jsonl").stat().st_mtime_ns == first, "it was there"
     for file in ("00000.jsonl", "00001.jsonl"):
         assert Path(request.out, file).read_bytes() == Path(tmp_path, "whole", file).read_bytes()
@@ -437,7 +449,7 @@ def test_an_export_that_was_stopped_goes_on_where_it_was(
 
 
 def test_what_is_retracted_while_an_export_is_stopped_is_not_in_it(
-    own: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(path: Path, rows: Any) -> int:
         raise KeyboardInterrupt
@@ -446,9 +458,9 @@ def test_what_is_retracted_while_an_export_is_stopped_is_not_in_it(
     with monkeypatch.context() as patch:
         patch.setattr(export_files, "write_lines", never)
         with pytest.raises(KeyboardInterrupt):
-            export(own, request)
-    own.retract(own.sql("SELECT episode_id FROM episodes WHERE task_id = 'door'")["episode_id"])
-    rows, _ = exported(own, tmp_path / "out", "jsonl", shard_episodes=1)
+            export(own_lake, request)
+    own_lake.retract(own_lake.sql("SELECT episode_id FROM episodes WHERE task_id = 'door'")["episode_id"])
+    rows, _ = exported(own_lake, tmp_path / "out", "jsonl", shard_episodes=1)
     assert {row["task_id"] for row in rows} == {"other"}
 
 
@@ -481,10 +493,10 @@ def test_a_bucket_is_refused_and_no_folder_of_its_name_is_made(
 def test_the_parts_that_a_lake_is_read_in_do_not_show(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: tuple[int, int]
 ) -> None:
-    whole, _ = exported(lk, tmp_path / "whole", "jsonl")
+    lines_whole, _ = exported(lk, tmp_path / "whole", "jsonl")
     monkeypatch.setattr("lake.export.job.STEPS_PER_BATCH", steps)
     monkeypatch.setattr("lake.export.job.BYTES_PER_BATCH", 0)
-    assert exported(lk, tmp_path / "parts", "jsonl")[0] == whole
+    assert exported(lk, tmp_path / "parts", "jsonl")[0] == lines_whole
 
 
 def test_nothing_chosen_and_unknown_names_are_refused(lk: Lake, tmp_path: Path) -> None:
@@ -510,11 +522,13 @@ def test_the_command_says_what_was_written_and_what_not(lk: Lake, tmp_path: Path
 # ---------------------------------------------------------------- formats of others
 
 
-def test_a_trial_of_harbor_holds_the_chat_the_tokens_the_rewards_and_the_advantages(own: Lake, tmp_path: Path) -> None:
-    run = CliRunner().invoke(trajlake, ["credit", "rloo", "--lake", own.uri])
+def test_a_trial_of_harbor_holds_the_chat_the_tokens_the_rewards_and_the_advantages(
+    own_lake: Lake, tmp_path: Path
+) -> None:
+    run = CliRunner().invoke(trajlake, ["credit", "rloo", "--lake", own_lake.uri])
     assert run.exit_code == 0, run.output
     manifest = export(
-        own, ExportRequest(find_target("atif"), tmp_path / "out", where="task_id = 'door' AND rollout_index = 0")
+        own_lake, ExportRequest(find_target("atif"), tmp_path / "out", where="task_id = 'door' AND rollout_index = 0")
     )
     assert manifest.left_out == {"spans": 1}
     (path,) = (tmp_path / "out").glob("a/door__*/agent/trajectory.json")
@@ -534,16 +548,18 @@ def test_a_trial_of_harbor_holds_the_chat_the_tokens_the_rewards_and_the_advanta
 
 
 def test_sub_agents_are_embedded_and_continuations_are_files_beside(tmp_path: Path) -> None:
-    made = empty_lake(tmp_path / "lake")
+    lk = empty_lake(tmp_path / "lake")
     root = rollout()
-    own = ids.to_text(identify(root, "a").episode_id)
+    episode_id = ids.to_text(identify(root, "a").episode_id)
     related = [
-        msgspec.structs.replace(rollout(), agent_id=name, relation=name, parent_episode_id=own, parent_step_index=0)
+        msgspec.structs.replace(
+            rollout(), agent_id=name, relation=name, parent_episode_id=episode_id, parent_step_index=0
+        )
         for name in ("subagent", "continuation", "fork")
     ]
-    made.append([root, *related], run_id="a")
-    export(made, ExportRequest(find_target("atif"), tmp_path / "out"))
-    (folder,) = (tmp_path / "out" / "a").glob(f"door__{own}")
+    lk.append([root, *related], run_id="a")
+    export(lk, ExportRequest(find_target("atif"), tmp_path / "out"))
+    (folder,) = (tmp_path / "out" / "a").glob(f"door__{episode_id}")
     document = json.loads((folder / "agent" / "trajectory.json").read_text("utf-8"))
     (inner,) = document["subagent_trajectories"]
     refs = {"subagent_trajectory_ref": [{"trajectory_id": inner["trajectory_id"]}]}
@@ -589,27 +605,27 @@ def test_trls_table_has_a_column_for_each_scorer(lk: Lake, tmp_path: Path) -> No
 
 
 def test_what_is_not_learned_from_has_no_weight(tmp_path: Path) -> None:
-    made = empty_lake(tmp_path / "lake")
+    lk = empty_lake(tmp_path / "lake")
     record = rollout()
     record.steps[0].trainable = False
-    made.append([record], run_id="a")
-    (row,), _ = exported(made, tmp_path / "messages", "messages")
+    lk.append([record], run_id="a")
+    (row,), _ = exported(lk, tmp_path / "messages", "messages")
     assert [message.get("weight") for message in row["messages"]] == [None, None, 0, None, None, None]
-    (row,), _ = exported(made, tmp_path / "rows", "eval-protocol")
+    (row,), _ = exported(lk, tmp_path / "rows", "eval-protocol")
     assert [message.get("weight") for message in row["messages"]] == [None, None, 0, None, None, None]
 
 
 def test_scores_of_elsewhere_leave_with_our_lines_also_where_a_scorer_of_their_name_has_run(
-    own: Lake, tmp_path: Path
+    own_lake: Lake, tmp_path: Path
 ) -> None:
     job = tmp_path / "judge.py"
     code = "@reward_function\ndef judge(messages, **kwargs):\n    return 0.75\n"
     job.write_text(f"from pipelines.score import reward_function\n\n\n{code}")
-    done = CliRunner().invoke(trajlake, ["score", f"{job}:judge", "--lake", own.uri])
+    done = CliRunner().invoke(trajlake, ["score", f"{job}:judge", "--lake", own_lake.uri])
     assert done.exit_code == 0, done.output
-    whole = own.sql("SELECT step_index, value FROM current_scores").filter(pl.col("step_index").is_null())
-    assert set(whole["value"]) == {0.75}
-    rows, manifest = exported(own, tmp_path / "out", "jsonl")
+    scores = own_lake.sql("SELECT step_index, value FROM current_scores").filter(pl.col("step_index").is_null())
+    assert set(scores["value"]) == {0.75}
+    rows, manifest = exported(own_lake, tmp_path / "out", "jsonl")
     values = {score["value"] for row in rows for score in row["scores"] if "step_index" not in score}
     assert values == {0.25}
     assert manifest.left_out == {"scores of functions": 4}
@@ -625,9 +641,11 @@ def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
     for name, folder in folders.items():
         executor = LocalExecutor(1, processes=True) if name == "there" else None
         export(lk, ExportRequest(find_target("messages"), folder, shard_episodes=2), executor=executor)
-    here, there = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders.values())
-    assert len(here) == 4, "three shards and their manifest"
-    assert there == here
+    files_here, files_there = (
+        {file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders.values()
+    )
+    assert len(files_here) == 4, "three shards and their manifest"
+    assert files_there == files_here
 
 
 def test_a_tree_is_written_by_one_process(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def job(folder: Path) -> list[EpisodeRecord]:
 
 
 def traces(folder: Path) -> list[EpisodeRecord]:
-    made = [massgen_files.streamed(), massgen_files.prompted()]
-    return [record for path in massgen_files.write_traces(folder, made) for record in read_file(path)[0]]
+    traces = [massgen_files.streamed(), massgen_files.prompted()]
+    return [record for path in massgen_files.write_traces(folder, traces) for record in read_file(path)[0]]
 
 
 def rows(folder: Path) -> list[EpisodeRecord]:
@@ -81,19 +81,19 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_whatever_is_said_to_come_from_a_format_leaves_in_it(name: str, tmp_path: Path) -> None:
-    """Lines of ours may name any format they first came from, and hold whatever they like in its place."""
+    """Lines of ours may name any format they first came from, and hold anything in its place."""
     tried = 0
     for record in OWN[name](tmp_path / "source")[:6]:
         value = msgspec.to_builtins(record)
-        parts = {key: value[key] for key in ("extra", "steps", "initial_messages") if value.get(key)}
-        for variant in damaged(parts):
-            kept = {key: item for key, item in value.items() if key not in parts}
+        sections = {key: value[key] for key in ("extra", "steps", "initial_messages") if value.get(key)}
+        for variant in damaged(sections):
+            rest = {key: item for key, item in value.items() if key not in sections}
             try:
-                made = msgspec.convert(kept | variant, EpisodeRecord)
+                variant_record = msgspec.convert(rest | variant, EpisodeRecord)
             except msgspec.ValidationError:
                 continue
-            if check(made) is None:
-                assert leave([made], name)
+            if check(variant_record) is None:
+                assert leave([variant_record], name)
                 tried += 1
     assert tried > 50
 
@@ -119,10 +119,14 @@ STEPS = [
 @pytest.mark.parametrize("source", ["jsonl", "atif", "eval_protocol", "massgen_traces", "messages", "verl"])
 def test_strange_episodes_leave_in_every_format(name: str, source: str) -> None:
     for number, fields in enumerate(STRANGE):
-        given: dict[str, Any] = {"task_id": "task", "run_id": "run"} | fields
+        episode_fields: dict[str, Any] = {"task_id": "task", "run_id": "run"} | fields
         records = [
             EpisodeRecord(
-                steps=deepcopy(STEPS), rollout_index=index, env_return=float(index), source_format=source, **given
+                steps=deepcopy(STEPS),
+                rollout_index=index,
+                env_return=float(index),
+                source_format=source,
+                **episode_fields,
             )
             for index in range(2)
         ]
@@ -144,8 +148,8 @@ def test_prompts_for_verl_have_a_number_of_their_own_in_every_group() -> None:
 
 
 def test_arguments_in_a_table_are_json_whatever_the_policy_said() -> None:
-    said = ['{"at": "door"}', "no json", None, {"at": 1}]
-    calls = [{"id": "1", "function": {"name": "look", "arguments": arguments}} for arguments in said]
+    argument_texts = ['{"at": "door"}', "no json", None, {"at": 1}]
+    calls = [{"id": "1", "function": {"name": "look", "arguments": arguments}} for arguments in argument_texts]
     (message,) = flatten_messages([{"role": "assistant", "content": "", "tool_calls": calls}], Losses())
     texts = [call["function"]["arguments"] for call in message["tool_calls"]]
     assert texts == ['{"at":"door"}', '{"_raw":"no json"}', None, '{"at":1}']
@@ -155,11 +159,11 @@ def test_arguments_in_a_table_are_json_whatever_the_policy_said() -> None:
 def test_circles_and_deep_families_are_written_once_each() -> None:
     key: dict[str, Any] = {"task_id": "task", "run_id": "run", "relation": "subagent"}
     names = [f"agent-{number}" for number in range(40)]
-    own = [
+    texts = [
         ids.to_text(identify(EpisodeRecord(task_id="task", agent_id=name, steps=[]), "run").episode_id)
         for name in names
     ]
-    for parents in ([own[-1], *own[:-1]], own, [None, *own[:-1]], [own[1], own[0], *own[1:-1]]):
+    for parents in ([texts[-1], *texts[:-1]], texts, [None, *texts[:-1]], [texts[1], texts[0], *texts[1:-1]]):
         records = [
             EpisodeRecord(agent_id=name, parent_episode_id=parent, steps=[StepRecord(state="", action=name)], **key)
             for name, parent in zip(names, parents, strict=True)
@@ -181,10 +185,10 @@ def test_hostile_names_stay_below_the_folder(name: str) -> None:
                 steps=STEPS[1:2], extra=extra | {"agent": {"name": "a"}}, source_format=source, **fields
             )
             for row in leave([record], name):
-                parts = Path(row["path"]).parts
+                segments = Path(row["path"]).parts
                 assert not Path(row["path"]).is_absolute()
-                assert ".." not in parts
-                assert all(len(part) < 130 and part.isascii() for part in parts)
+                assert ".." not in segments
+                assert all(len(part) < 130 and part.isascii() for part in segments)
 
 
 NAMES = [
@@ -206,10 +210,12 @@ NAMES = [
 
 
 def test_different_names_stay_different_and_lead_nowhere_else() -> None:
-    made = [to_file_name(name) for name in NAMES]
-    made += [to_file_name(name) for name in made]
-    assert len(set(made)) == len(set(NAMES) | set(made[: len(NAMES)])), "of different names, also of those that it made"
-    for name in made:
+    file_names = [to_file_name(name) for name in NAMES]
+    file_names += [to_file_name(name) for name in file_names]
+    assert len(set(file_names)) == len(set(NAMES) | set(file_names[: len(NAMES)])), (
+        "of different names, also of those that it made"
+    )
+    for name in file_names:
         assert name not in ("", ".", "..", "manifest.json")
         assert not name.startswith(("_", "."))
         assert "/" not in name
@@ -223,11 +229,11 @@ def test_different_names_stay_different_and_lead_nowhere_else() -> None:
 def test_episodes_whose_names_are_the_same_once_cleaned_do_not_overwrite_each_other(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
     record = EpisodeRecord(task_id="a/b", agent_id="a/b", steps=[StepRecord(state="s", action="one")])
-    others = [
+    variants = [
         msgspec.structs.replace(record, task_id=task, steps=[StepRecord(state="s", action=task)])
         for task in ("a_b", "a b", "x" * 299 + "1", "x" * 299 + "2")
     ]
-    lk.append([record, *others], run_id="run")
+    lk.append([record, *variants], run_id="run")
     for name in ("atif", "massgen"):
         exported(lk, tmp_path / name, name)
         files = [
@@ -246,10 +252,10 @@ def test_one_trace_of_two_runs_is_one_file_and_two_of_one_name_are_two(tmp_path:
     for folder, run in (("one", "a"), ("one", "b"), ("other", "a")):
         assert lk.ingest(tmp_path / folder / "traces", run_id=run).new == 1
     exported(lk, tmp_path / "out", "massgen", shard_episodes=1)
-    found = sorted(path.name for path in (tmp_path / "out" / "traces").rglob("*.json"))
-    assert len(found) == 2, found
-    assert found[1] == f"{trace['trace_id']}.json"
-    assert found[0].startswith(f"{trace['trace_id']}-")
+    names = sorted(path.name for path in (tmp_path / "out" / "traces").rglob("*.json"))
+    assert len(names) == 2, names
+    assert names[1] == f"{trace['trace_id']}.json"
+    assert names[0].startswith(f"{trace['trace_id']}-")
     texts = {json.loads(path.read_text())["task"] for path in (tmp_path / "out" / "traces").rglob("*.json")}
     assert texts == {trace["task"], "Another one."}
 
@@ -263,7 +269,7 @@ def test_rollouts_that_have_one_name_are_rows_of_their_own_in_a_log(tmp_path: Pa
         lk.ingest(path)
     exported(lk, tmp_path / "logs.db", "eval-protocol-db")
     with closing(sqlite3.connect(tmp_path / "logs.db")) as db:
-        found = [name for (name,) in db.execute("SELECT rollout_id FROM evaluationrow ORDER BY id")]
-    assert len(found) == 2
-    assert found[0] == "r-1"
-    assert found[1].startswith("r-1-")
+        names = [name for (name,) in db.execute("SELECT rollout_id FROM evaluationrow ORDER BY id")]
+    assert len(names) == 2
+    assert names[0] == "r-1"
+    assert names[1].startswith("r-1-")

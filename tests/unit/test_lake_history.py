@@ -23,10 +23,10 @@ def clock() -> MovingClock:
 
 @pytest.fixture
 def lk(tmp_path: Path, clock: MovingClock) -> Lake:
-    made = empty_lake(tmp_path / "lake", clock=clock)
+    lk = empty_lake(tmp_path / "lake", clock=clock)
     clock.forward(days=1)
-    made.append([episode("a"), episode("b")], run_id="run")
-    return made
+    lk.append([episode("a"), episode("b")], run_id="run")
+    return lk
 
 
 def test_commits_name_what_was_done_when_and_by_which_job(lk: Lake, clock: MovingClock) -> None:
@@ -34,18 +34,18 @@ def test_commits_name_what_was_done_when_and_by_which_job(lk: Lake, clock: Movin
         job.write("scores", scores(lk.scan("steps").collect()))
     clock.forward(days=1)
     lk.compact("steps", z_order=["step_index"])
-    found = list_commits(lk, None, 20)
-    assert found.select("at").to_series().is_sorted(descending=True)
-    newest = found.row(0, named=True)
+    commits = list_commits(lk, None, 20)
+    assert commits.select("at").to_series().is_sorted(descending=True)
+    newest = commits.row(0, named=True)
     assert (newest["table"], newest["operation"], newest["files_removed"]) == ("steps", "z-order", 1)
     assert abs(newest["at"] - datetime.now(UTC) - timedelta(days=2)) < timedelta(hours=1), "by the lake's clock"
-    of_scores = found.filter(table="scores").row(0, named=True)
+    of_scores = commits.filter(table="scores").row(0, named=True)
     assert (of_scores["operation"], of_scores["rows"]) == ("append", 4)
     assert (of_scores["job_id"], of_scores["kind"], of_scores["run_id"]) == (job.job_id, "judge", None)
-    of_episodes = found.filter(table="episodes").row(0, named=True)
+    of_episodes = commits.filter(table="episodes").row(0, named=True)
     assert (of_episodes["rows"], of_episodes["kind"], of_episodes["run_id"]) == (2, "record", "run")
-    made = found.filter(pl.col("operation") == "create table")["table"]
-    assert set(made) == {"episodes", "steps", "jobs", "scores"}, "each by the first write to it"
+    created = commits.filter(pl.col("operation") == "create table")["table"]
+    assert set(created) == {"episodes", "steps", "jobs", "scores"}, "each by the first write to it"
 
 
 def test_a_table_and_a_limit(lk: Lake) -> None:

@@ -34,9 +34,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     record = Job.record_checked
 
-    def counted(job: Job, records: Any, positions: Any, **given: Any) -> Any:
+    def counted(job: Job, records: Any, positions: Any, **options: Any) -> Any:
         sizes.append(len(records))
-        return record(job, records, positions, **given)
+        return record(job, records, positions, **options)
 
     monkeypatch.setattr(Job, "record_checked", counted)
     return sizes
@@ -130,16 +130,16 @@ def test_records_in_are_new_or_present_or_rejected_in_any_batching(
             expected["new"] += 1
         else:
             expected["present" if first[key] == text else "rejected"] += 1
-    one, other = (empty_lake(folder / name) for name in ("one", "other"))
+    first_lake, second = (empty_lake(folder / name) for name in ("one", "other"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches_module, "BATCH_STEPS", steps)
         patch.setattr(batches_module, "BATCH_BYTES", limit)
-        report = ingest(one, path, batch_size=size)
+        report = ingest(first_lake, path, batch_size=size)
     counted = {name: getattr(report, name) for name in ("records", "new", "present", "rejected")}
     assert counted == expected
     assert report.records == report.new + report.present + report.rejected
-    ingest(other, path)
-    assert_same(contents(one.snapshot()), contents(other.snapshot()))
+    ingest(second, path)
+    assert_same(contents(first_lake.snapshot()), contents(second.snapshot()))
 
 
 # ---------------------------------------------------------------- the job's row
@@ -172,14 +172,14 @@ def test_progress_is_shown_between_batches_when_it_is_time(
 ) -> None:
     lines = [line(episode("t", n)) for n in range(5)]
     path = write_lines(tmp_path / "f.jsonl", lines)
-    seen: list[IngestProgress] = []
-    ingest(lk, path, batch_size=2, progress=seen.append)
-    assert seen == [], "done before the first 10 seconds were over"
+    progress_seen: list[IngestProgress] = []
+    ingest(lk, path, batch_size=2, progress=progress_seen.append)
+    assert progress_seen == [], "done before the first 10 seconds were over"
     monkeypatch.setattr(ingest_module, "PROGRESS_SECONDS", 0.0)
-    ingest(lk, path, batch_size=2, progress=seen.append)
-    assert [progress.records for progress in seen] == [2, 4, 5]
-    assert [progress.size for progress in seen] == [path.stat().st_size] * 3
-    assert [progress.done for progress in seen] == [len(b"".join(lines[:n])) for n in (2, 4, 5)]
+    ingest(lk, path, batch_size=2, progress=progress_seen.append)
+    assert [progress.records for progress in progress_seen] == [2, 4, 5]
+    assert [progress.size for progress in progress_seen] == [path.stat().st_size] * 3
+    assert [progress.done for progress in progress_seen] == [len(b"".join(lines[:n])) for n in (2, 4, 5)]
 
 
 @pytest.mark.parametrize("was_on", [True, False])
@@ -212,12 +212,12 @@ def test_the_collector_is_off_meanwhile_and_then_as_it_was(
 @pytest.mark.parametrize("was_on", [True, False])
 def test_the_collector_stays_off_until_the_last_of_several_threads_is_done(was_on: bool) -> None:
     """The first to begin ends first."""
-    begun, ended = threading.Event(), threading.Event()
+    started, ended = threading.Event(), threading.Event()
     states: list[bool] = []
 
     def first() -> None:
         with pause_gc():
-            begun.set()
+            started.set()
             ended.wait(10)
 
     before = gc.isenabled()
@@ -225,7 +225,7 @@ def test_the_collector_stays_off_until_the_last_of_several_threads_is_done(was_o
         (gc.enable if was_on else gc.disable)()
         thread = threading.Thread(target=first)
         thread.start()
-        begun.wait(10)
+        started.wait(10)
         with pause_gc():
             ended.set()
             thread.join(10)
@@ -241,14 +241,14 @@ def test_cycles_of_other_threads_are_collected_during_a_long_ingest(monkeypatch:
         def __init__(self) -> None:
             self.own = self
 
-    gone = threading.Event()
+    cancelled = threading.Event()
     with pause_gc():
         cycle = Cycle()
-        weakref.finalize(cycle, gone.set)
+        weakref.finalize(cycle, cancelled.set)
         gc.collect(1)  # it has grown old
         del cycle
         collect_garbage()
-        assert not gone.is_set()
+        assert not cancelled.is_set()
         monkeypatch.setattr(batches_module, "_FULL_COLLECTION_SECONDS", 0.0)
         collect_garbage()
-        assert gone.is_set()
+        assert cancelled.is_set()

@@ -2,10 +2,10 @@
 
 1. The law: any files, any parts, any lake before.
 2. Lines of a file from any place on.
-3. Runs: decided by what the lake held before, whatever comes with them.
-4. Others write, forget and tidy up meanwhile.
+3. Runs: decided by what the lake held before, no matter what comes with them.
+4. Others write, forget and tidy up in the meantime.
 5. What travels, and what is refused.
-6. Real processes, some of which are killed.
+6. Real processes, some of them killed.
 """
 
 import json
@@ -37,12 +37,12 @@ from lake.records import ScoreRecord
 from lake.write import ingest as ingest_module
 from lake.write.ingest import ingest
 from lake.write.sources import COMPARED, Report
-from testkit.away import Away
 from testkit.clocks import open_with_clock, set_clock
 from testkit.commands import Command
 from testkit.copies import empty_lake
 from testkit.episodes import FACTS, assert_same, assert_whole, contents, episode, line, write_lines
 from testkit.examples import examples
+from testkit.pickling_executor import PicklingExecutor
 from testkit.processes import environment, kill_when
 from testkit.wording import Wording
 
@@ -51,7 +51,7 @@ Lines = list[list[bytes]]
 
 
 def judged(value: float, **fields: Any) -> EpisodeRecord:
-    """The same episode, whatever somebody said of it."""
+    """The same episode, no matter what annotations say."""
     return episode("judged", scores=[ScoreRecord(scorer="judge", value=value, reason="because")], **fields)
 
 
@@ -87,17 +87,17 @@ def write_files(folder: Path, files: Lines) -> Path:
     return folder
 
 
-def shown(lk: Lake) -> dict[str, pl.DataFrame]:
+def read_tables(lk: Lake) -> dict[str, pl.DataFrame]:
     """What readers see of an ingest."""
-    found = contents(lk.snapshot(), (*FACTS, "spans"))
+    frames = contents(lk.snapshot(), (*FACTS, "spans"))
     for name, query in {
         "scores": "SELECT episode_id, step_index, scorer, scorer_version, value, reason FROM latest_scores",
         "retractions": "SELECT episode_id, kind, superseded_by FROM retractions",
         "blobs": "SELECT DISTINCT sha256, n_bytes FROM blobs",
     }.items():
-        found[name] = lk.sql(f"{query} ORDER BY ALL")
+        frames[name] = lk.sql(f"{query} ORDER BY ALL")
     assert_whole(lk.snapshot())
-    return found
+    return frames
 
 
 def counted(lk: Lake) -> list[tuple[Any, ...]]:
@@ -106,10 +106,10 @@ def counted(lk: Lake) -> list[tuple[Any, ...]]:
     return lk.sql(f"{query} WHERE kind = 'ingest' ORDER BY started_at").rows()
 
 
-def assert_like(lk: Lake, report: Report, other: Lake, expected: Report) -> None:
+def assert_like(lk: Lake, report: Report, other_lake: Lake, expected: Report) -> None:
     assert report == expected
-    assert_same(shown(lk), shown(other))
-    assert counted(lk) == counted(other)
+    assert_same(read_tables(lk), read_tables(other_lake))
+    assert counted(lk) == counted(other_lake)
     assert not list(Path(lk.uri, "scores").glob("[!_]*.parquet")) or lk.sql("SELECT count(*) FROM scores").item()
 
 
@@ -126,8 +126,8 @@ def small_parts(patch: pytest.MonkeyPatch, size: int) -> None:
     files=FILES,
     size=st.integers(400, 3000),
     batch=st.integers(2, 9),
-    here=st.booleans(),
-    whole=st.booleans(),
+    local=st.booleans(),
+    full=st.booleans(),
     run=st.sampled_from([None, "run"]),
 )
 def test_rows_rejects_scores_and_counts_are_those_of_one_process(
@@ -135,26 +135,26 @@ def test_rows_rejects_scores_and_counts_are_those_of_one_process(
     files: Lines,
     size: int,
     batch: int,
-    here: bool,
-    whole: bool,
+    local: bool,
+    full: bool,
     run: str | None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """`whole`: the records are sessions that go on; in one run (`run`) keys meet across files."""
+    """`full`: the records are sessions that continue; in one run (`run`) keys meet across files."""
     folder = tmp_path_factory.mktemp("any")
     source = write_files(folder / "source", files)
     earlier = write_lines(folder / "source" / "earlier" / "f1.jsonl", [b'{"task_id": 1}\n', *before])
-    one, other = (empty_lake(folder / name) for name in ("one", "other"))
+    first, second = (empty_lake(folder / name) for name in ("one", "other"))
     with pytest.MonkeyPatch.context() as patch:
-        if whole:
+        if full:
             fmt = Format("jsonl", "sessions", jsonl.recognise, jsonl.read, by_line=True, is_whole=True, any_line=True)
             patch.setitem(FORMATS, "jsonl", fmt)
         small_parts(patch, size)
-        for lk in (one, other):
+        for lk in (first, second):
             ingest(lk, earlier, run_id=run or "f1")
-        executor: Executor = LocalExecutor(1) if here else Away()
-        report = ingest(one, source, executor=executor, batch_size=batch, run_id=run)
-        assert_like(one, report, other, ingest(other, source, run_id=run))
+        executor: Executor = LocalExecutor(1) if local else PicklingExecutor()
+        report = ingest(first, source, executor=executor, batch_size=batch, run_id=run)
+        assert_like(first, report, second, ingest(second, source, run_id=run))
 
 
 # ---------------------------------------------------------------- 2. lines from any place on
@@ -192,7 +192,7 @@ def test_a_large_file_is_read_in_pieces_and_a_packed_one_is_not(
     packed = tmp_path / "packed.jsonl.gz"
     packed.write_bytes(gzip.compress(b"".join(lines)))
     for path, is_cut in ((plain, True), (packed, False)):
-        lk, executor = empty_lake(tmp_path / path.stem), Away()
+        lk, executor = empty_lake(tmp_path / path.stem), PicklingExecutor()
         report = ingest(lk, path, executor=executor)
         assert (report.new, report.runs) == (20, {path.name.partition(".")[0]})
         assert (len(executor.answers) > 5) is is_cut
@@ -201,11 +201,11 @@ def test_a_large_file_is_read_in_pieces_and_a_packed_one_is_not(
 # ---------------------------------------------------------------- 3. runs
 
 
-@pytest.mark.parametrize("executor", [None, Away()])
+@pytest.mark.parametrize("executor", [None, PicklingExecutor()])
 def test_a_file_goes_on_in_the_run_that_had_its_first_records_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Executor | None
 ) -> None:
-    """Also one that is read in pieces, of which only the first holds them."""
+    """Also one that is read in pieces, when only the first holds them."""
     small_parts(monkeypatch, 300)
     lk = empty_lake(tmp_path / "lake")
     records = [episode("t", n) for n in range(20)]
@@ -214,7 +214,7 @@ def test_a_file_goes_on_in_the_run_that_had_its_first_records_before(
     assert (report.new, report.present, report.runs) == (20 - COMPARED, COMPARED, {"march"})
 
 
-@pytest.mark.parametrize(("executor", "batch_size"), [(None, 1), (Away(), 4096)])
+@pytest.mark.parametrize(("executor", "batch_size"), [(None, 1), (PicklingExecutor(), 4096)])
 def test_what_an_ingest_brings_itself_decides_nothing_about_runs(
     tmp_path: Path, executor: Executor | None, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,17 +237,17 @@ def test_an_index_stays_as_it_is(tmp_path: Path) -> None:
     assert lk.contents_of([*(key for key, _ in keys), 1]) == dict(keys)
 
 
-# ---------------------------------------------------------------- 4. meanwhile
+# ---------------------------------------------------------------- 4. in the meantime
 
 
 @QUICK
-@given(files=FILES, other=FILES, size=st.integers(400, 2000), when=st.integers(0, 3))
+@given(files=FILES, other_lines=FILES, size=st.integers(400, 2000), when=st.integers(0, 3))
 def test_another_ingest_at_the_same_time_changes_nothing_but_who_was_first(
-    files: Lines, other: Lines, size: int, when: int, tmp_path_factory: pytest.TempPathFactory
+    files: Lines, other_lines: Lines, size: int, when: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """It comes in between what workers saw and what is committed. Both end as if one had come after the other."""
     folder = tmp_path_factory.mktemp("two")
-    ours, theirs = (write_files(folder / name, lines) for name, lines in (("ours", files), ("theirs", other)))
+    ours, theirs = (write_files(folder / name, lines) for name, lines in (("ours", files), ("theirs", other_lines)))
     lk, alone = empty_lake(folder / "lake"), empty_lake(folder / "alone")
     second = lake.open(lk.uri)
 
@@ -257,14 +257,14 @@ def test_another_ingest_at_the_same_time_changes_nothing_but_who_was_first(
 
     with pytest.MonkeyPatch.context() as patch:
         small_parts(patch, size)
-        report = ingest(lk, ours, run_id="run", executor=Away(between))
+        report = ingest(lk, ours, run_id="run", executor=PicklingExecutor(between))
     assert report.records == report.new + report.present + report.rejected
     ingest(second, theirs, run_id="run")
     for source in (ours, theirs):
         ingest(alone, source, run_id="run")
     keys = "SELECT task_id, rollout_index, attempt FROM episodes ORDER BY ALL"
     assert lk.sql(keys).equals(alone.sql(keys))
-    shown(lk)
+    read_tables(lk)
 
 
 def test_the_same_files_twice_at_once_are_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,11 +273,11 @@ def test_the_same_files_twice_at_once_are_there_once(tmp_path: Path, monkeypatch
     path = write_lines(tmp_path / "f.jsonl", [judged(0.5), *(episode("t", n) for n in range(20)), b"junk\n"])
     lk, alone = empty_lake(tmp_path / "lake"), empty_lake(tmp_path / "alone")
     expected = ingest(alone, path)
-    executor = Away(lambda number: number or ingest(lake.open(lk.uri), path))
+    executor = PicklingExecutor(lambda number: number or ingest(lake.open(lk.uri), path))
     report = ingest(lk, path, executor=executor)
     assert len(executor.answers) > 5
     assert (report.new, report.present, report.rejected) == (0, 21, 1)
-    assert_same(shown(lk), shown(alone))
+    assert_same(read_tables(lk), read_tables(alone))
     assert (report.records, report.by_file, report.copies) == (expected.records, expected.by_file, expected.copies)
 
 
@@ -286,24 +286,24 @@ def test_what_is_forgotten_meanwhile_does_not_come_back(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
 
     def between(_: int) -> None:
-        other = lake.open(lk.uri)
-        ingest(other, path)
-        other.forget(other.sql("SELECT episode_id FROM episodes WHERE rollout_index = 1")["episode_id"].to_list())
+        reader = lake.open(lk.uri)
+        ingest(reader, path)
+        reader.forget(reader.sql("SELECT episode_id FROM episodes WHERE rollout_index = 1")["episode_id"].to_list())
 
-    report = ingest(lk, path, executor=Away(between))
+    report = ingest(lk, path, executor=PicklingExecutor(between))
     assert (report.new, report.present, report.rejected) == (0, 2, 1)
     assert lk.sql("SELECT DISTINCT reason FROM rejects").rows() == [("forgotten",)]
 
 
 def test_a_conflict_that_is_none_after_all_leaves_no_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two contents of a key a worker takes the first; the part before it had brought the second."""
-    one, other = (
+    first, second = (
         EpisodeRecord(run_id="run", task_id="t", steps=[StepRecord(state="s", action=action)]) for action in "ab"
     )
-    source = write_files(tmp_path / "source", [[line(other)], [line(one), line(other)]])
+    source = write_files(tmp_path / "source", [[line(second)], [line(first), line(second)]])
     small_parts(monkeypatch, (source / "f0.jsonl").stat().st_size)  # a file each
     lk, alone = empty_lake(tmp_path / "lake"), empty_lake(tmp_path / "alone")
-    report = ingest(lk, source, executor=Away())
+    report = ingest(lk, source, executor=PicklingExecutor())
     assert (report.new, report.present, report.rejected) == (1, 1, 3)
     assert_like(lk, report, alone, ingest(alone, source))
     assert lk.sql("SELECT raw FROM rejects WHERE reason = 'conflict'").height == 1
@@ -311,7 +311,7 @@ def test_a_conflict_that_is_none_after_all_leaves_no_reject(tmp_path: Path, monk
 
 @pytest.mark.parametrize("hours", [-1.0, 2.0])
 def test_files_that_waited_for_long_are_written_again(tmp_path: Path, hours: float) -> None:
-    """Vacuum may have taken them: hours after, or where the clock went back and nobody knows."""
+    """Vacuum may have taken them: hours after, or where the clock went back and no one knows."""
     lk = open_with_clock(tmp_path / "lake")
     path = write_lines(tmp_path / "f.jsonl", [judged(0.5), episode(), b"junk\n"])
 
@@ -321,7 +321,7 @@ def test_files_that_waited_for_long_are_written_again(tmp_path: Path, hours: flo
             for file in Path(lk.uri, name).glob("*.parquet"):
                 file.unlink()
 
-    report = ingest(lk, path, executor=Away(between))
+    report = ingest(lk, path, executor=PicklingExecutor(between))
     assert (report.new, report.scores, report.rejected) == (2, 1, 1)
     assert lk.sql("SELECT reason FROM rejects").rows() == [("malformed",)]
     assert assert_whole(lk.snapshot()) == 2
@@ -334,7 +334,7 @@ def test_a_worker_whose_clock_is_ahead_is_believed_all_the_same(
     """Its files are as old as this machine's clock says, so nothing is read twice."""
     monkeypatch.setattr(ingest_module, "record_batch", _counted := _Counted(ingest_module.record_batch))
     lk = open_with_clock(tmp_path / "lake", hours=-0.1)  # workers open the lake with the clock of the machine
-    ingest(lk, write_lines(tmp_path / "f.jsonl", [episode()]), executor=Away())
+    ingest(lk, write_lines(tmp_path / "f.jsonl", [episode()]), executor=PicklingExecutor())
     assert _counted.calls == 1, "by the worker alone"
 
 
@@ -357,7 +357,7 @@ def test_rows_stay_in_the_lake(tmp_path: Path) -> None:
         line(episode(secret, scores=[ScoreRecord(scorer="judge", value=1.0, reason=secret)])),
         b'{"task_id": "%s"}\n' % secret.encode(),
     ]
-    lk, executor = empty_lake(tmp_path / "lake"), Away()
+    lk, executor = empty_lake(tmp_path / "lake"), PicklingExecutor()
     report = ingest(lk, write_lines(tmp_path / "f.jsonl", lines), executor=executor)
     assert (report.new, report.scores, report.rejected) == (1, 1, 1)
     (answer,) = executor.answers
@@ -369,7 +369,7 @@ def test_what_comes_back_grows_with_episodes_and_not_with_their_texts(tmp_path: 
     sizes = []
     for steps, text in ((1, "x"), (50, "x" * 1000)):
         records = [episode("t", n, steps=steps, final_observation=[{"text": text}]) for n in range(40)]
-        executor = Away()
+        executor = PicklingExecutor()
         name = f"{steps}"
         ingest(empty_lake(tmp_path / name), write_lines(tmp_path / f"{name}.jsonl", records), executor=executor)
         sizes.append(sum(map(len, executor.answers)))
@@ -380,7 +380,7 @@ def test_what_comes_back_grows_with_episodes_and_not_with_their_texts(tmp_path: 
 def test_a_worker_may_be_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_lines(tmp_path / "in" / "f.jsonl", [episode()])
     monkeypatch.chdir(tmp_path)
-    report = ingest(empty_lake(tmp_path / "lake"), "in", executor=Away())
+    report = ingest(empty_lake(tmp_path / "lake"), "in", executor=PicklingExecutor())
     assert (report.source, report.new) == ("in", 1)
 
 
@@ -395,7 +395,7 @@ def test_a_file_that_a_worker_does_not_have_is_named_with_its_machine(tmp_path: 
             lambda *args: replace(part(*args), file=replace(args[0].file, path=tmp_path / "elsewhere.jsonl")),
         )
         with pytest.raises(FormatError, match=f"elsewhere.jsonl is not there on {platform.node()}.*mount"):
-            ingest(lk, path, executor=Away())
+            ingest(lk, path, executor=PicklingExecutor())
     assert lk.sql("SELECT status FROM job_runs").rows() == [("failed",)]
 
 
@@ -426,7 +426,7 @@ def in_one_process(tmp_path: Path, source: Path) -> tuple[Lake, Report]:
 
 
 def driver(lk: Lake, source: Path, fate: str, marks: Path) -> "subprocess.Popen[str]":
-    """A process that has another process ingest them, the second part of which meets its fate."""
+    """A process that has another process ingest them, whose second part meets its fate."""
     job = f"ingest {json.dumps({'source': str(source), 'part_bytes': 300})}"
     words = [lk.uri, "{}", "processes", fate, str(marks), job]
     return subprocess.Popen(
@@ -440,37 +440,37 @@ def driver(lk: Lake, source: Path, fate: str, marks: Path) -> "subprocess.Popen[
 
 
 def test_a_worker_that_is_killed_after_its_work_loses_nothing(tmp_path: Path, source: Path) -> None:
-    """Its answer is lost: the part runs again, and what the dead one wrote is in files that nobody names."""
-    lk, (other, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
+    """Its answer is lost: the part runs again, and what the dead one wrote is in files that no one names."""
+    lk, (other_lake, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
     process = driver(lk, source, "after", tmp_path / "marks")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err[-2000:]
     assert (tmp_path / "marks" / "lost").exists(), "nobody was killed"
-    assert_like(lk, msgspec.convert(json.loads(out), Report), other, expected)
+    assert_like(lk, msgspec.convert(json.loads(out), Report), other_lake, expected)
 
 
 def test_a_driver_that_is_killed_is_run_again(tmp_path: Path, source: Path) -> None:
     """What it had committed stands, whole; its workers end, and commit nothing."""
-    lk, (other, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
+    lk, (other_lake, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
     marks = tmp_path / "marks"
     process = driver(lk, source, "late", marks)
     kill_when(process, lambda: lk.sql("SELECT 1 FROM episodes").height > 0, "nothing was committed")
     process.communicate()
     (marks / "go").touch()
-    there = assert_whole(lk.snapshot())
-    assert 0 < there < expected.new
+    episodes = assert_whole(lk.snapshot())
+    assert 0 < episodes < expected.new
     report = ingest(lk, source, executor=LocalExecutor(1))
-    assert (report.new, report.records) == (expected.new - there, expected.records)
-    assert_same(shown(lk), shown(other))
+    assert (report.new, report.records) == (expected.new - episodes, expected.records)
+    assert_same(read_tables(lk), read_tables(other_lake))
 
 
 @pytest.mark.slow("A command that runs twice at once takes everything once, in processes of its own.")
 def test_a_command_that_runs_twice_at_once_takes_everything_once(tmp_path: Path, source: Path) -> None:
-    lk, (other, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
+    lk, (other_lake, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
     words = ["ingest", str(source), "--lake", lk.uri, "--executor", "processes", "--workers", "1", "--batch-size", "2"]
-    both = [Command(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=120) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert_same(shown(lk), shown(other))
-    taken = lk.sql("SELECT sum(rows_out) AS new, count(*) AS jobs FROM job_runs WHERE kind = 'ingest'").row(0)
-    assert taken == (expected.new, 2)
+    commands = [Command(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=120) for process in commands]
+    assert [process.returncode for process in commands] == [0, 0], outputs
+    assert_same(read_tables(lk), read_tables(other_lake))
+    counts = lk.sql("SELECT sum(rows_out) AS new, count(*) AS jobs FROM job_runs WHERE kind = 'ingest'").row(0)
+    assert counts == (expected.new, 2)

@@ -1,4 +1,4 @@
-"""The seccomp filter of both machines, interpreted: what it answers to each call, wherever the tests run.
+"""The seccomp filter of both machines, interpreted: what it answers to each call, no matter where the tests run.
 
 The numbers are held against the kernel's headers; the interpreter itself against the kernel, on the machine that is
 here, in tests/integration/test_lake_isolation.py.
@@ -20,7 +20,7 @@ HEADERS = {
     "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
     "aarch64": Path("/usr/include/asm-generic/unistd.h"),
 }
-"""x86_64 numbers its calls by itself; aarch64 has the numbers that all newer machines share."""
+"""x86_64 numbers its calls alone; aarch64 has the numbers that all newer machines share."""
 NEEDED = {
     "read": (0, 63),
     "write": (1, 64),
@@ -51,26 +51,28 @@ def header_of(machine: str) -> dict[str, int]:
     header = HEADERS[machine]
     if not header.exists():
         pytest.skip(f"{header} is not installed (Debian: linux-libc-dev)")
-    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())
-    return {name: int(number) for name, number in found if name not in {"syscalls", "arch_specific_syscall"}}
+    definitions = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())
+    return {name: int(number) for name, number in definitions if name not in {"syscalls", "arch_specific_syscall"}}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_numbers_of_system_calls_are_those_of_the_kernel_headers(machine: str) -> None:
-    known = header_of(machine)
+    header_numbers = header_of(machine)
     ours = isolation._SYSCALLS[machine] | isolation._SPECIAL[machine]
     assert len(set(ours.values())) == len(ours)
-    newest = max(known.values())
+    newest = max(header_numbers.values())
     for name, number in ours.items():
         # A name that an old header does not know must be newer than it, else it is a slip of the pen.
-        assert known.get(name, number if number > newest else None) == number, name
-    assert len(ours.keys() & known.keys()) > 80
+        assert header_numbers.get(name, number if number > newest else None) == number, name
+    assert len(ours.keys() & header_numbers.keys()) > 80
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_the_numbers_of_what_is_needed_are_too(place: int) -> None:
-    known = header_of(MACHINES[place])
-    assert {name: known[name] for name in NEEDED} == {name: both[place] for name, both in NEEDED.items()}
+@pytest.mark.parametrize("machine_index", [0, 1])
+def test_the_numbers_of_what_is_needed_are_too(machine_index: int) -> None:
+    header_numbers = header_of(MACHINES[machine_index])
+    assert {name: header_numbers[name] for name in NEEDED} == {
+        name: numbers[machine_index] for name, numbers in NEEDED.items()
+    }
 
 
 def test_the_machines_refuse_the_same_calls_as_far_as_they_have_them() -> None:
@@ -95,10 +97,10 @@ def test_every_listed_call_fails_and_every_other_passes(machine: str) -> None:
     assert len(listed) > 80
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("machine_index", [0, 1])
 @pytest.mark.parametrize("name", NEEDED)
-def test_what_every_process_does_passes(place: int, name: str) -> None:
-    assert says(MACHINES[place], NEEDED[name][place]) == ALLOW
+def test_what_every_process_does_passes(machine_index: int, name: str) -> None:
+    assert says(MACHINES[machine_index], NEEDED[name][machine_index]) == ALLOW
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -129,27 +131,27 @@ def test_threads_are_made_and_processes_are_not(machine: str) -> None:
 def test_signals_go_to_own_threads_only(machine: str) -> None:
     number = isolation._SPECIAL[machine]["tgkill"]
     assert says(machine, number, PID, 99, 6) == ALLOW
-    for other in (0, 1, PID + 1, 99):
-        assert says(machine, number, other, PID, 6) == EPERM
+    for argument in (0, 1, PID + 1, 99):
+        assert says(machine, number, argument, PID, 6) == EPERM
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
-    ("name", "refused_commands", "others"),
+    ("name", "refused_commands", "passing_commands"),
     [
         ("fcntl", [8, 10, 15], [0, 1, 3, 4, 7, 9, 11, 14, 16, 1030]),
         ("ioctl", [0x40086602, 0x401C5820], [0, 0x5401, 0x541B, 0x80086601, 0x801C581F]),
     ],
 )
 def test_a_command_is_refused_by_its_number(
-    machine: str, name: str, refused_commands: list[int], others: list[int]
+    machine: str, name: str, refused_commands: list[int], passing_commands: list[int]
 ) -> None:
     number = isolation._SPECIAL[machine][name]
     for command in refused_commands:
         assert says(machine, number, 5, command, 1) == EPERM, command
         # The kernel takes the lower half of the argument, so the upper one is no way around.
         assert says(machine, number, 5, command | 1 << 32, 1) == EPERM, command
-    for command in others:
+    for command in passing_commands:
         assert says(machine, number, 8, command, 8) == ALLOW, command
 
 

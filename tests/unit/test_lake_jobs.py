@@ -78,10 +78,10 @@ def test_a_job_has_a_started_row_while_it_runs_and_a_terminal_row_after(lk: Lake
         assert started[key] == ended[key]
     assert json.loads(started["parameters"]) == {"a": None, "b": 1}
     assert json.loads(started["input_snapshot"])["episodes"] == 0
-    seen = run(lk, job)
-    assert (seen["status"], seen["rows_out"], seen["run_id"]) == ("succeeded", 3, "run")
-    assert seen["ended_at"] >= seen["started_at"]
-    assert seen["seconds"] >= 0
+    rows_seen = run(lk, job)
+    assert (rows_seen["status"], rows_seen["rows_out"], rows_seen["run_id"]) == ("succeeded", 3, "run")
+    assert rows_seen["ended_at"] >= rows_seen["started_at"]
+    assert rows_seen["seconds"] >= 0
 
 
 def test_a_job_that_raises_fails_with_the_reason_and_the_error_goes_on(lk: Lake) -> None:
@@ -173,17 +173,19 @@ def test_judgements_of_a_job_that_failed_or_was_killed_never_exist(lk: Lake, ste
     assert set(rows["job_id"]) == {again.job_id}
 
 
-@pytest.mark.parametrize(("event", "seen"), [("started", 0), ("failed", 0), ("succeeded", 4)])
-def test_only_the_word_of_a_job_that_succeeded_counts(lk: Lake, steps: pl.DataFrame, event: str, seen: int) -> None:
-    """Whatever another program wrote into the row of a job that did not."""
+@pytest.mark.parametrize(("event", "rows_seen"), [("started", 0), ("failed", 0), ("succeeded", 4)])
+def test_only_the_word_of_a_job_that_succeeded_counts(
+    lk: Lake, steps: pl.DataFrame, event: str, rows_seen: int
+) -> None:
+    """Anything that another program wrote into the row of a job that did not."""
     job = lk.job(kind="judge")
     job.__enter__()
     job.write("advantages", advantages(steps))
     (started,) = lk.scan("jobs").filter(pl.col("job_id") == job.job_id).collect().to_dicts()
     row = started | {"event": event, "accepted_write_ids": list(lk.snapshot().dead_write_ids)}
     lk._store.append("jobs", pl.DataFrame([row], schema=TABLES["jobs"].polars()))
-    assert lk.scan("advantages").collect().height == seen
-    assert lk.sql("SELECT count(*) AS n FROM advantages").item() == seen
+    assert lk.scan("advantages").collect().height == rows_seen
+    assert lk.sql("SELECT count(*) AS n FROM advantages").item() == rows_seen
 
 
 def test_episodes_of_a_job_that_failed_are_facts_all_the_same(lk: Lake) -> None:
@@ -197,7 +199,7 @@ def test_episodes_of_a_job_that_failed_are_facts_all_the_same(lk: Lake) -> None:
 
 
 def test_lineage_exists_at_once(lk: Lake) -> None:
-    """Whoever watches a training run sees its metrics while it runs, and what a killed one consumed stays known."""
+    """Anyone who watches a training run sees its metrics while it runs, and what a killed one consumed stays known."""
     job = lk.job(kind="train", run_id="run")
     job.__enter__()
     job.write("metrics", pl.DataFrame([metric(0)]))
@@ -276,8 +278,8 @@ def test_positions_of_conflicts_count_all_records_of_the_batch(lk: Lake) -> None
         job.record([episode(steps=1)])
         counts = job.record([episode(steps=0), episode("new"), episode(steps=3)])
     assert (counts.new, counts.rejected) == (1, 2)
-    found = dict(lk.scan("rejects").select("position", "reason").collect().iter_rows())
-    assert found == {0: "invalid", 2: "conflict"}
+    reason_by_position = dict(lk.scan("rejects").select("position", "reason").collect().iter_rows())
+    assert reason_by_position == {0: "invalid", 2: "conflict"}
 
 
 # ---------------------------------------------------------------- series, fingerprints, skipping
@@ -293,13 +295,13 @@ def other_helper() -> int:
 
 def test_a_series_is_kind_parameters_and_code(lk: Lake) -> None:
     def of(kind: str, parameters: dict[str, Any], *code: jobs.Code) -> int:
-        found = lk.job(kind=kind, parameters=parameters, code=code).series_id
-        assert found == hash_series(kind, parameters, code)
-        return found
+        series_id = lk.job(kind=kind, parameters=parameters, code=code).series_id
+        assert series_id == hash_series(kind, parameters, code)
+        return series_id
 
     same = of("credit", {"a": 1, "b": [1, {"x": 1, "y": 2}]}, helper)
     assert of("credit", {"b": [1, {"y": 2, "x": 1}], "a": 1}, helper) == same, "the order of keys means nothing"
-    others = {
+    changes = {
         of("score", {"a": 1, "b": [1, {"x": 1, "y": 2}]}, helper),
         of("credit", {"a": 2, "b": [1, {"x": 1, "y": 2}]}, helper),
         of("credit", {"a": 1, "b": [{"x": 1, "y": 2}, 1]}, helper),
@@ -307,7 +309,7 @@ def test_a_series_is_kind_parameters_and_code(lk: Lake) -> None:
         of("credit", {"a": 1, "b": [1, {"x": 1, "y": 2}]}, helper, other_helper),
         of("credit", {"a": 1, "b": [1, {"x": 1, "y": 2}]}),
     }
-    assert len(others | {same}) == 7
+    assert len(changes | {same}) == 7
 
 
 def test_code_may_be_a_module_a_class_or_a_function() -> None:
@@ -359,7 +361,7 @@ def latest(lk: Lake) -> set[tuple[Any, ...]]:
 def test_the_latest_advantages_are_of_the_newest_succeeded_job_of_each_series_and_group(
     lk: Lake, steps: pl.DataFrame
 ) -> None:
-    one, two = steps.head(2), steps.tail(2)
+    first_half, two = steps.head(2), steps.tail(2)
     a, b = steps["group_id"][0], steps["group_id"][2]
     first = credit(lk, steps, 1.0)
     assert latest(lk) == {(first, a, 1.0), (first, b, 1.0)}
@@ -367,10 +369,10 @@ def test_the_latest_advantages_are_of_the_newest_succeeded_job_of_each_series_an
     assert latest(lk) == {(first, a, 1.0), (second, b, 2.0)}, "a group that the newer job left out keeps its own"
     credit(lk, steps, 3.0, fail=True)
     assert latest(lk) == {(first, a, 1.0), (second, b, 2.0)}, "a failed job is none"
-    other = credit(lk, one, 4.0, gamma=0.5)
-    assert latest(lk) == {(first, a, 1.0), (second, b, 2.0), (other, a, 4.0)}, "series stand side by side"
+    other_series = credit(lk, first_half, 4.0, gamma=0.5)
+    assert latest(lk) == {(first, a, 1.0), (second, b, 2.0), (other_series, a, 4.0)}, "series stand side by side"
     third = credit(lk, steps, 5.0)
-    assert latest(lk) == {(third, a, 5.0), (third, b, 5.0), (other, a, 4.0)}
+    assert latest(lk) == {(third, a, 5.0), (third, b, 5.0), (other_series, a, 4.0)}
 
 
 def test_which_job_is_the_newest_is_its_end_not_its_start(lk: Lake, steps: pl.DataFrame) -> None:
@@ -383,7 +385,7 @@ def test_which_job_is_the_newest_is_its_end_not_its_start(lk: Lake, steps: pl.Da
 
 
 def attempts(lk: Lake) -> Iterator[Job]:
-    """A training job and its resumed attempts: attempt n goes on from the update that a checkpoint holds."""
+    """A training job and its resumed attempts: attempt n continues from the update that a checkpoint holds."""
     first = lk.job(kind="train", run_id="trained")
     first.__enter__()
     yield first
@@ -402,10 +404,10 @@ def test_a_resumed_attempt_replaces_what_the_one_before_did_after_the_checkpoint
             job.write("metrics", pl.DataFrame([metric(update, float(mark + update))]))
     job.__exit__(None, None, None)
     expected = [100, 101, 302, 303, 304, 305]
-    seen = lk.sql("SELECT optimizer_step, episode_id, attempt FROM trained_batches ORDER BY optimizer_step")
-    assert seen["optimizer_step"].to_list() == list(range(6))
-    assert seen["episode_id"].to_list() == expected
-    assert seen["attempt"].to_list() == [0, 0, 2, 2, 2, 2]
+    batches = lk.sql("SELECT optimizer_step, episode_id, attempt FROM trained_batches ORDER BY optimizer_step")
+    assert batches["optimizer_step"].to_list() == list(range(6))
+    assert batches["episode_id"].to_list() == expected
+    assert batches["attempt"].to_list() == [0, 0, 2, 2, 2, 2]
     values = lk.sql("SELECT step, value, run_id, kind FROM run_metrics ORDER BY step")
     assert values["value"].to_list() == [float(number) for number in expected]
     assert set(values["run_id"]) == {"trained"}
@@ -424,8 +426,8 @@ def test_metrics_of_one_name_do_not_replace_those_of_another_job(lk: Lake) -> No
     for value in (1.0, 2.0):
         with lk.job(kind="train", run_id=f"run {value}") as job:
             job.write("metrics", pl.DataFrame([metric(0, value), metric(0, None, "kl")]))
-    seen = lk.sql("SELECT run_id, name, value FROM run_metrics ORDER BY run_id, name").rows()
-    assert seen == [
+    rows = lk.sql("SELECT run_id, name, value FROM run_metrics ORDER BY run_id, name").rows()
+    assert rows == [
         ("run 1.0", "kl", None),
         ("run 1.0", "loss", 1.0),
         ("run 2.0", "kl", None),
@@ -478,7 +480,7 @@ def test_a_guard_sees_every_job_that_ended_before(lk: Lake) -> None:
 
 
 def test_a_job_that_failed_asks_no_guard(lk: Lake) -> None:
-    asked = []
-    with pytest.raises(ZeroDivisionError), lk.job(kind="score", guard=lambda: asked.append(1)):
+    requests = []
+    with pytest.raises(ZeroDivisionError), lk.job(kind="score", guard=lambda: requests.append(1)):
         raise ZeroDivisionError
-    assert asked == []
+    assert requests == []

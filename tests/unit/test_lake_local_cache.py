@@ -55,7 +55,7 @@ def counting(asked: list[tuple[str, int]]) -> Callable[[str, int, int], bytes]:
     return read
 
 
-def held(folder: Path) -> int:
+def measure_folder(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.suffix != ".lock" and path.name != "lock")
 
 
@@ -66,15 +66,15 @@ def test_the_bound_holds_and_own_parts_stay_while_others_make_way(tmp_path: Path
     for _ in range(60):
         start, uri = rng.randrange(2_000), rng.choice(FILES[:2])
         assert earlier(uri, start, start + 1_500) == content(uri, start, start + 1_500)
-        assert held(tmp_path) <= limit
-    assert held(tmp_path) > limit // 2
+        assert measure_folder(tmp_path) <= limit
+    assert measure_folder(tmp_path) > limit // 2
     own = LocalCache(tmp_path, limit, FILES[2:]).through(counting(asked))
     parts = [(uri, start) for uri in FILES[2:] for start in range(0, 4_000, 1_000)]
     for _ in range(3):
         asked.clear()
         for uri, start in parts:
             assert own(uri, start, start + 2_000) == content(uri, start, start + 2_000)
-            assert held(tmp_path) <= limit
+            assert measure_folder(tmp_path) <= limit
     kept = limit // 2_016
     assert len(asked) == len(parts) - kept, "pass after pass the same parts come from the disk"
 
@@ -87,12 +87,12 @@ def test_a_damaged_part_is_fetched_again(tmp_path: Path, damage: str) -> None:
     (part,) = tmp_path.glob("*.part")
     whole = part.read_bytes()
     part.write_bytes({"flipped": bytes([*whole[:-1], whole[-1] ^ 1]), "short": whole[:-1], "empty": b""}[damage])
-    (tmp_path / "left-behind.new").write_bytes(b"by a process that was killed")
+    (tmp_path / ".left-behind.part.partial").write_bytes(b"by a process that was killed")
     later = LocalCache(tmp_path, 1 << 20, FILES).through(counting(asked))
     assert later(FILES[0], 100, 900) == expected
     assert later(FILES[0], 100, 900) == expected
     assert len(asked) == 2
-    assert held(tmp_path) == len(whole), "nor is there anything else"
+    assert measure_folder(tmp_path) == len(whole), "nor is there anything else"
 
 
 def test_of_several_processes_one_fetches_each_part(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_full_disk_is_said_once_and_read_around(tmp_path: Path, caplog: pytest
             for start in range(10):
                 assert read(FILES[0], start, 20_000) == content(FILES[0], start, 20_000)
         assert 10 < len(asked) < 20, "what was kept before the disk was full is still read from it"
-        assert not list(folder.glob("*.new"))
+        assert not list(folder.glob("*.partial"))
     assert len(caplog.records) == 1
     assert local_cache.CACHE_VARIABLE in caplog.text
 
@@ -199,7 +199,7 @@ def test_nothing_is_erased_in_a_folder_of_another_user_and_what_cannot_be_is_sai
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: owner + 1)
         local_cache.erase_cached_files()
-    assert held(folder)
+    assert measure_folder(folder)
 
 
 def test_erasing_waits_for_a_fetch_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_erasing_waits_for_a_fetch_under_way(tmp_path: Path, monkeypatch: pytest
     cache_reads(content, 1 << 20, FILES)(FILES[0], 0, 100)
     cache_reads(forgotten_meanwhile, 1 << 20, FILES)(FILES[1], 0, 100)
     eraser.join()
-    assert not held(local_cache.cache_path(local_cache.KIND))
+    assert not measure_folder(local_cache.cache_path(local_cache.KIND))
 
 
 def test_erasing_takes_nothing_from_under_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,12 +224,12 @@ def test_erasing_takes_nothing_from_under_a_writer(tmp_path: Path, monkeypatch: 
     eraser = Thread(target=local_cache.erase_cached_files)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (folder / "a-0-1.new").write_bytes(b"half of it")
+        (folder / ".a-0-1.part.partial").write_bytes(b"half of it")
         eraser.start()
         eraser.join(0.2)
-        assert held(folder)
+        assert measure_folder(folder)
     eraser.join()
-    assert not held(folder)
+    assert not measure_folder(folder)
 
 
 def test_what_finds_no_room_waits_for_nobody_and_the_folder_is_listed_seldom(
@@ -255,16 +255,16 @@ def test_what_finds_no_room_waits_for_nobody_and_the_folder_is_listed_seldom(
         ranks[start % 2](FILES[0], start, start + 1_000)
     assert locked
     assert len(listed) == 2, "when each begins"
-    assert held(tmp_path) == 10 * 1_016
+    assert measure_folder(tmp_path) == 10 * 1_016
     for rank in ranks:
         rank(FILES[0], 10, 1_010)
-    assert held(tmp_path) == 10 * 1_016
+    assert measure_folder(tmp_path) == 10 * 1_016
     locked.clear()
     listed.clear()
     for start in range(11, 20):
         for rank in ranks:
             assert rank(FILES[0], start, start + 1_000) == content(FILES[0], start, start + 1_000)
-    assert held(tmp_path) == 10 * 1_016
+    assert measure_folder(tmp_path) == 10 * 1_016
     assert not locked
     assert not listed
 

@@ -148,9 +148,9 @@ def test_every_command_refuses_in_one_line_and_the_doctor_names_every_table(
     for name in ("steps", "tokens"):
         entry(lk, name).write_bytes(b"")
     assert "commit 2 of `" in cli(*command, "--lake", lk.uri).fault
-    told = cli("doctor", "--lake", lk.uri, "--format", "json")
-    assert told.code == 1
-    (wrong,) = [found["detail"] for found in json.loads(told.out) if found["verdict"] == "wrong"]
+    doctor_command = cli("doctor", "--lake", lk.uri, "--format", "json")
+    assert doctor_command.code == 1
+    (wrong,) = [check["detail"] for check in json.loads(doctor_command.out) if check["verdict"] == "wrong"]
     assert "commit 2 of `steps` is empty" in wrong
     assert "commit 2 of `tokens` is empty" in wrong
 
@@ -168,20 +168,20 @@ def lost(lk: Lake, name: str) -> Lake:
 @pytest.mark.parametrize("compacted", [False, True])
 def test_steps_that_are_accepted_and_gone_are_told_by_every_reader(cli: Cli, lk: Lake, compacted: bool) -> None:
     lk.append([episode("c")], run_id="run")
-    gone = lost(lk, "steps")
+    damage = lost(lk, "steps")
     if compacted:
         for name in ("steps", "episodes"):
-            gone.compact(name)
-    gone.append([episode("d")], run_id="run")  # which takes the lost commit's number
+            damage.compact(name)
+    damage.append([episode("d")], run_id="run")  # which takes the lost commit's number
     says = "lacks 2 steps of 1 episode: "
-    for read in (lambda: gone.scan("steps"), lambda: gone.sql("SELECT count(*) FROM trajectory")):
+    for read in (lambda: damage.scan("steps"), lambda: damage.sql("SELECT count(*) FROM trajectory")):
         with pytest.raises(LakeAccessError, match=f"table `steps` of .* at version . {says}.*run run, task c"):
             read()
     for command in (("sql", "FROM steps"), ("sql", "FROM steps", "--locked"), ("credit", "gigpo")):
         assert says in cli(*command, "--lake", lk.uri).fault
     assert says in " ".join(diagnose(lk.uri)["detail"])
-    assert gone.sql("SELECT count(*) FROM episodes").item() == 4
-    gone.retract(gone.scan("episodes").filter(task_id="c").collect()["episode_id"].to_list())
+    assert damage.sql("SELECT count(*) FROM episodes").item() == 4
+    damage.retract(damage.scan("episodes").filter(task_id="c").collect()["episode_id"].to_list())
     assert assert_whole(lake.open(lk.uri).snapshot()) == 3
 
 
@@ -203,14 +203,14 @@ def test_rows_of_a_job_that_are_gone_are_warned_of_until_it_is_run_again(
     assert lk.find_job("judge", series, 1) == first
     lk.scan("advantages")
     assert caplog.messages == []
-    gone = lost(lk, "advantages")
-    gone.scan("advantages")
+    damage = lost(lk, "advantages")
+    damage.scan("advantages")
     (warned,) = caplog.messages
     assert f"the judge job {ids.to_text(first)} " in wording(warned, JOB=ids.to_text(first))
     assert "1 of its writes" in warned
     assert f"judge job {ids.to_text(first)} has lost 1 of its writes" in " ".join(diagnose(lk.uri)["detail"])
-    assert gone.find_job("judge", series, 1) is None, "its result is not there to be reused"
-    second = judge(gone)
+    assert damage.find_job("judge", series, 1) is None, "its result is not there to be reused"
+    second = judge(damage)
     caplog.clear()
     again = lake.open(lk.uri)
     assert again.find_job("judge", series, 1) == second
@@ -232,30 +232,30 @@ def test_what_was_forgotten_is_not_lost(lk: Lake, caplog: pytest.LogCaptureFixtu
 # ---------------------------------------------------------------- names that lead elsewhere
 
 
-def lead_elsewhere(lk: Lake, place: str) -> None:
+def lead_elsewhere(lk: Lake, location: str) -> None:
     """Let the newest commit of steps name a file outside of the table."""
     path = entry(lk, "steps")
     file = next(line["add"]["path"] for line in map(json.loads, path.read_bytes().splitlines()) if "add" in line)
     root = Path(lk.uri).parent
     shutil.copytree(Path(lk.uri) / "steps", root / "victim")
-    renamed(path, OUTSIDE[place].format(file=file, root=root))
+    renamed(path, OUTSIDE[location].format(file=file, root=root))
 
 
-@pytest.mark.parametrize("place", OUTSIDE)
-def test_a_file_outside_the_table_is_refused(lk: Lake, place: str) -> None:
-    lead_elsewhere(lk, place)
+@pytest.mark.parametrize("location", OUTSIDE)
+def test_a_file_outside_the_table_is_refused(lk: Lake, location: str) -> None:
+    lead_elsewhere(lk, location)
     with pytest.raises(LakeAccessError, match=r"table `steps` of .* at version 2 names '.*'"):
         lake.open(lk.uri).snapshot()
 
 
-@pytest.mark.parametrize("place", mostly_slow(OUTSIDE, "up, encoded", "absolute"))
-def test_a_file_outside_the_table_is_refused_and_nothing_of_it_is_told(cli: Cli, lk: Lake, place: str) -> None:
-    lead_elsewhere(lk, place)
+@pytest.mark.parametrize("location", mostly_slow(OUTSIDE, "up, encoded", "absolute"))
+def test_a_file_outside_the_table_is_refused_and_nothing_of_it_is_told(cli: Cli, lk: Lake, location: str) -> None:
+    lead_elsewhere(lk, location)
     for command in (("sql", "SELECT state FROM steps", "--locked"), ("credit", "gigpo"), ("tables",)):
-        said = cli(*command, "--lake", lk.uri).fault
-        assert "at version 2 names" in said
-        assert "PAR1" not in said
-        assert "sees" not in said
+        fault = cli(*command, "--lake", lk.uri).fault
+        assert "at version 2 names" in fault
+        assert "PAR1" not in fault
+        assert "sees" not in fault
     assert "at version 2 names" in " ".join(diagnose(lk.uri)["detail"])
 
 

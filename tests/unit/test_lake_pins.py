@@ -25,9 +25,9 @@ def clock() -> MovingClock:
 
 @pytest.fixture
 def lk(tmp_path: Path, clock: MovingClock) -> Lake:
-    made = empty_lake(tmp_path / "lake", clock=clock)
-    made.append([episode("a")], run_id="run")
-    return made
+    lk = empty_lake(tmp_path / "lake", clock=clock)
+    lk.append([episode("a")], run_id="run")
+    return lk
 
 
 def leases(lk: Lake) -> list[Path]:

@@ -63,17 +63,23 @@ ITEMS: list[EpisodeRecord | bytes] = [
 
 
 def test_everything_in_a_file_is_counted(tmp_path: Path) -> None:
-    found = previewed(write_lines(tmp_path / "f.jsonl", ITEMS))
-    assert (found.records, found.episodes, found.present) == (8, 3, 1)
-    assert found.records == found.episodes + found.present + sum(found.reasons.values())
-    assert (found.steps, found.tool_calls, found.scores, found.with_tokens, found.related) == (6, 4, 4, 2, 2)
-    assert found.reasons == {"malformed": 1, "invalid": 1, "conflict": 1, "truncated": 1}
-    assert found.faults["malformed"][:2] == ("f.jsonl", 3)
+    preview_read = previewed(write_lines(tmp_path / "f.jsonl", ITEMS))
+    assert (preview_read.records, preview_read.episodes, preview_read.present) == (8, 3, 1)
+    assert preview_read.records == preview_read.episodes + preview_read.present + sum(preview_read.reasons.values())
+    assert (
+        preview_read.steps,
+        preview_read.tool_calls,
+        preview_read.scores,
+        preview_read.with_tokens,
+        preview_read.related,
+    ) == (6, 4, 4, 2, 2)
+    assert preview_read.reasons == {"malformed": 1, "invalid": 1, "conflict": 1, "truncated": 1}
+    assert preview_read.faults["malformed"][:2] == ("f.jsonl", 3)
     key = "run 'f', task 'a', rollout 0, attempt 0"
     why = f"{key} is present with other content; give it another --run or a higher attempt"
-    assert found.faults["conflict"] == ("f.jsonl", 6, why)
-    assert found.runs == {"f"}
-    assert [record.task_id for record in found.examples] == ["rich", "a", "rich"]
+    assert preview_read.faults["conflict"] == ("f.jsonl", 6, why)
+    assert preview_read.runs == {"f"}
+    assert [record.task_id for record in preview_read.examples] == ["rich", "a", "rich"]
 
 
 LINES = st.lists(
@@ -92,15 +98,15 @@ def test_a_dry_run_says_what_an_ingest_then_does(
     folder = tmp_path_factory.mktemp("any")
     for number, some in enumerate(lines):
         write_lines(folder / f"{number}.jsonl", [line(episode(f"first of {number}", run_id="one")), *some])
-    found = previewed(folder)
+    preview_read = previewed(folder)
     report = ingest(empty_lake(folder / "lake"), folder)
-    assert (found.records, found.episodes, found.present, sum(found.reasons.values())) == (
+    assert (preview_read.records, preview_read.episodes, preview_read.present, sum(preview_read.reasons.values())) == (
         report.records,
         report.new,
         report.present,
         report.rejected,
     )
-    assert (found.steps, found.scores, found.runs) == (report.steps, report.scores, report.runs)
+    assert (preview_read.steps, preview_read.scores, preview_read.runs) == (report.steps, report.scores, report.runs)
 
 
 # ---------------------------------------------------------------- examples
@@ -111,14 +117,14 @@ def test_an_example_reads_as_it_would_in_the_lake(tmp_path: Path, cli: Cli) -> N
     (example,) = previewed(path).examples
     text = render_episode(example)
     assert cli("ingest", path, "--lake", "lake").code == 0
-    there = cli("show", "--task", "rich", "--lake", "lake").out
-    assert text.splitlines() == there.rstrip("\n").splitlines()
+    shown_text = cli("show", "--task", "rich", "--lake", "lake").out
+    assert text.splitlines() == shown_text.rstrip("\n").splitlines()
 
 
 def test_two_attempts_of_a_rollout_can_both_be_shown(tmp_path: Path) -> None:
     records = [episode("t"), episode("t", attempt=1, steps=1)]
-    found = previewed(write_lines(tmp_path / "f.jsonl", records))
-    assert ["\nstep 1 " in render_episode(record) for record in found.examples] == [True, False]
+    preview_read = previewed(write_lines(tmp_path / "f.jsonl", records))
+    assert ["\nstep 1 " in render_episode(record) for record in preview_read.examples] == [True, False]
 
 
 def test_examples_are_of_different_formats_then_of_different_files(tmp_path: Path) -> None:
@@ -165,9 +171,9 @@ def test_a_dry_run_into_a_lake_that_is_there_does_not_touch_it(tmp_path: Path, c
 
 
 def test_records_of_several_arguments_are_compared(tmp_path: Path, cli: Cli) -> None:
-    one = write_lines(tmp_path / "one.jsonl", [episode("a", run_id="r")])
+    path_of_one = write_lines(tmp_path / "one.jsonl", [episode("a", run_id="r")])
     two = write_lines(tmp_path / "two.jsonl", [episode("a", run_id="r"), episode("a", run_id="r", steps=3)])
-    out = cli("ingest", one, two, one, "--dry-run", "--lake", "lake").out
+    out = cli("ingest", path_of_one, two, path_of_one, "--dry-run", "--lake", "lake").out
     assert "two.jsonl (jsonl): 0 episodes, 0 steps, 0 tool calls, 0 scores, 1 reject, 1 repeated in run two" in out
 
 

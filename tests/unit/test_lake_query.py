@@ -251,11 +251,11 @@ def test_a_join_of_all_columns_is_answered(session: QuerySession) -> None:
 def test_values_are_those_of_python_and_sums_integers_where_they_fit(
     session: QuerySession, expression: str, expected: Any
 ) -> None:
-    found = value(session, f"SELECT {expression} AS v")
-    if isinstance(found, pl.Series):
-        found = found.to_list()
-    assert found == expected
-    assert type(found) is type(expected) or isinstance(found, dict)
+    value_read = value(session, f"SELECT {expression} AS v")
+    if isinstance(value_read, pl.Series):
+        value_read = value_read.to_list()
+    assert value_read == expected
+    assert type(value_read) is type(expected) or isinstance(value_read, dict)
 
 
 # ---------------------------------------------------------------- states that say nothing
@@ -283,10 +283,10 @@ def test_a_state_that_says_nothing_is_known_by_its_hash(
 @given(st.integers(0, 2**63 - 1))
 def test_the_macros_are_the_ids_of_python(session: QuerySession, number: int) -> None:
     text = ids.to_text(number)
-    found = session.query(
+    frame = session.query(
         "SELECT id_text(?::BIGINT) AS text, id(?) AS number, id(?) AS upper", [number, text, text.upper()]
     )
-    assert found.row(0) == (text, number, number)
+    assert frame.row(0) == (text, number, number)
     assert ids.from_text(text) == number
 
 
@@ -297,14 +297,14 @@ def test_the_macros_hold_at_the_edges(session: QuerySession, number: int) -> Non
 
 
 def test_an_episode_is_found_by_the_id_that_people_see(session: QuerySession, lk: Lake) -> None:
-    shown = [ids.to_text(number) for number in lk.scan("episodes").collect()["episode_id"]]
-    for text in shown:
+    id_texts = [ids.to_text(number) for number in lk.scan("episodes").collect()["episode_id"]]
+    for text in id_texts:
         assert value(
             session,
             "SELECT count(*) FROM steps JOIN episodes USING (episode_id) WHERE episode_id = id($e)",
             {"e": text},
         )
-    assert session.query("SELECT id_text(episode_id) AS e FROM episodes")["e"].sort().to_list() == sorted(shown)
+    assert session.query("SELECT id_text(episode_id) AS e FROM episodes")["e"].sort().to_list() == sorted(id_texts)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0" * 12, "0" * 14, "u" * 13, "0" * 12 + "-", "episode"])

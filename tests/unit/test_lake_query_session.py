@@ -125,20 +125,20 @@ def test_settings_stay_as_they_are(session: QuerySession) -> None:
 
 
 def test_only_what_is_mentioned_is_bound(lk: Lake) -> None:
-    asked: list[str] = []
+    names: list[str] = []
     snapshot = lk.snapshot()
 
     def files(name: str) -> list[DataFile]:
-        asked.append(name)
+        names.append(name)
         return snapshot.files(name)
 
     with QuerySession(files, snapshot.objects, lambda _: snapshot.retracted) as session:
         session.query("SELECT 1 AS one")
-        assert not asked
+        assert not names
         session.query('SELECT * FROM "Episodes" AS steps_of')
-        assert set(asked) == {"episodes"}
+        assert set(names) == {"episodes"}
         session.query("SELECT * FROM trajectory")
-        assert set(asked) == {"episodes", "steps"}
+        assert set(names) == {"episodes", "steps"}
         # No word of the text is the name of the table.
         assert value(session, "SELECT count(*) FROM query_table('job' || 's')") == 2
 
@@ -190,10 +190,10 @@ def test_columns_that_a_file_is_too_old_for_read_as_null(lk: Lake, tmp_path: Pat
         files.append(data_file(tmp_path / f"{name}.parquet", frame.height))
     for order in (files, files[::-1]):
         with session_over(tmp_path, {"episodes": order}) as session:
-            found = session.query("SELECT * FROM episodes ORDER BY episode_id")
-            assert found.schema == TABLES["episodes"].polars()
-            assert found["seed"].to_list() == [None, None, 7, 7]
-            assert found["status"].to_list() == [None, None, *rows["status"].tail(2)]
+            episodes_read = session.query("SELECT * FROM episodes ORDER BY episode_id")
+            assert episodes_read.schema == TABLES["episodes"].polars()
+            assert episodes_read["seed"].to_list() == [None, None, 7, 7]
+            assert episodes_read["status"].to_list() == [None, None, *rows["status"].tail(2)]
             assert session.query("SELECT task_id FROM episodes WHERE seed IS NULL").height == 2
             assert session.query("SELECT task_id FROM episodes WHERE seed = 7").height == 2
             assert value(session, "SELECT count(seed) FROM episodes") == 2
@@ -201,27 +201,31 @@ def test_columns_that_a_file_is_too_old_for_read_as_null(lk: Lake, tmp_path: Pat
 
 def test_rows_of_dead_writes_are_left_out(lk: Lake, tmp_path: Path) -> None:
     rows = lk.scan("steps").collect()
-    parts = [rows.with_columns(write_id=pl.lit(n, pl.Int64)) for n in (1, 2, 3)]
+    frames = [rows.with_columns(write_id=pl.lit(n, pl.Int64)) for n in (1, 2, 3)]
     files = []
     for n, (frame, dead) in enumerate(
-        [(parts[0], frozenset[int]()), (pl.concat(parts[1:]), frozenset((2,))), (pl.concat(parts), frozenset((1, 3)))]
+        [
+            (frames[0], frozenset[int]()),
+            (pl.concat(frames[1:]), frozenset((2,))),
+            (pl.concat(frames), frozenset((1, 3))),
+        ]
     ):
         frame.write_parquet(tmp_path / f"{n}.parquet")
         files.append(data_file(tmp_path / f"{n}.parquet", frame.height, dead))
     with session_over(tmp_path, {"steps": files}) as session:
-        found = session.query("SELECT write_id, count(*) AS n FROM steps GROUP BY write_id ORDER BY write_id")
-        assert found.rows() == [(1, rows.height), (2, rows.height), (3, rows.height)]
+        counts = session.query("SELECT write_id, count(*) AS n FROM steps GROUP BY write_id ORDER BY write_id")
+        assert counts.rows() == [(1, rows.height), (2, rows.height), (3, rows.height)]
 
 
 def test_retracted_episodes_are_hidden_where_the_table_says_so(lk: Lake, tmp_path: Path) -> None:
     snapshot = lk.snapshot()
-    gone, *kept = snapshot.scan("episodes").collect()["episode_id"].to_list()
+    first_id, *other_ids = snapshot.scan("episodes").collect()["episode_id"].to_list()
     files = {name: snapshot.files(name) for name in ("episodes", "steps", "jobs")}
-    with session_over(Path(lk.uri), files, [gone]) as session:
-        assert set(session.query("SELECT episode_id FROM episodes")["episode_id"]) == set(kept)
-        assert gone not in session.query("FROM steps")["episode_id"]
-        assert gone not in session.query("SELECT DISTINCT episode_id FROM trajectory")["episode_id"]
-        assert session.query(f"SELECT * FROM episodes WHERE episode_id = {gone}").is_empty()
+    with session_over(Path(lk.uri), files, [first_id]) as session:
+        assert set(session.query("SELECT episode_id FROM episodes")["episode_id"]) == set(other_ids)
+        assert first_id not in session.query("FROM steps")["episode_id"]
+        assert first_id not in session.query("SELECT DISTINCT episode_id FROM trajectory")["episode_id"]
+        assert session.query(f"SELECT * FROM episodes WHERE episode_id = {first_id}").is_empty()
         assert session.query("SELECT * FROM jobs").height == 2
         for name in ("episodes", "steps"):
             assert session.query(f"SELECT * FROM {name}").schema == TABLES[name].polars()
@@ -244,8 +248,8 @@ def test_rows_of_a_set_are_one_row_per_key(tmp_path: Path) -> None:
     rows.tail(2).write_parquet(tmp_path / "b.parquet")
     files = [data_file(tmp_path / f"{name}.parquet", 2) for name in "ab"]
     with session_over(tmp_path, {"blobs": files}) as session:
-        found = session.query("SELECT blob_id, write_id FROM blobs ORDER BY blob_id")
-        assert found.rows() == [(1, 9), (2, 10)]
+        frame = session.query("SELECT blob_id, write_id FROM blobs ORDER BY blob_id")
+        assert frame.rows() == [(1, 9), (2, 10)]
 
 
 # ---------------------------------------------------------------- plain rows
@@ -263,16 +267,16 @@ def test_rows_of_a_set_are_one_row_per_key(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_shown_is_what_a_query_gives(session: QuerySession, query: str) -> None:
-    frame, shown = session.query(query), session.query_plain(query)
-    if isinstance(shown, Rows):
-        assert shown.names == frame.columns
-        assert [list(map(format_cell, row)) for row in shown.values] == [
+    frame, plain_rows = session.query(query), session.query_plain(query)
+    if isinstance(plain_rows, Rows):
+        assert plain_rows.names == frame.columns
+        assert [list(map(format_cell, row)) for row in plain_rows.values] == [
             list(map(format_cell, row)) for row in frame.rows()
         ]
-        assert shown.numbers == [dtype.is_numeric() for dtype in frame.dtypes]
+        assert plain_rows.numbers == [dtype.is_numeric() for dtype in frame.dtypes]
     else:
-        assert shown.equals(frame)
-    assert isinstance(shown, Rows) == ("[1, 2]" not in query)
+        assert plain_rows.equals(frame)
+    assert isinstance(plain_rows, Rows) == ("[1, 2]" not in query)
 
 
 @pytest.mark.parametrize("time", ["'infinity'::TIMESTAMPTZ", "'-infinity'::DATE", "'200000-01-01'::TIMESTAMPTZ"])

@@ -87,10 +87,10 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     """EPISODE with one value set: `steps.0.reward`."""
     episode = json.loads(json.dumps(EPISODE))
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
-    place: Any = episode
+    container: Any = episode
     for part in parents:
-        place = place[part]
-    place[last] = value
+        container = container[part]
+    container[last] = value
     return episode
 
 
@@ -280,7 +280,7 @@ SAMPLED = {"temperature": 0.5, "top_k": -1, "top_p": 0.25}
 
 
 @pytest.mark.parametrize(
-    ("step", "sampling", "known"),
+    ("step", "sampling", "expected"),
     [
         ({}, SAMPLED, (0.5, 0.25, 0)),
         ({}, {"extra_body": SAMPLED, "top_p": 0.75}, (0.5, 0.75, 0)),
@@ -294,7 +294,7 @@ SAMPLED = {"temperature": 0.5, "top_k": -1, "top_p": 0.25}
     ],
 )
 def test_tokens_are_told_how_they_were_sampled_by_their_step_else_their_episode(
-    step: dict[str, Any], sampling: Any, known: tuple[float | None, ...]
+    step: dict[str, Any], sampling: Any, expected: tuple[float | None, ...]
 ) -> None:
     tokens = TOKENS | step.get("tokens", {})
     record = msgspec.convert(EPISODE | {"steps": [STEP, STEP | step | {"tokens": tokens}]}, EpisodeRecord)
@@ -303,7 +303,7 @@ def test_tokens_are_told_how_they_were_sampled_by_their_step_else_their_episode(
     sampled = record.steps[1].tokens
     assert record.steps[0].tokens is None
     assert sampled is not None
-    assert (sampled.temperature, sampled.top_p, sampled.top_k) == known
+    assert (sampled.temperature, sampled.top_p, sampled.top_k) == expected
 
 
 def test_the_first_step_extends_nothing() -> None:
@@ -420,10 +420,10 @@ def test_content_is_everything_but_where_it_was_read_and_what_was_said_of_it(fie
 
 
 def test_the_run_decides_every_id() -> None:
-    one, other = identify(plain(), "one"), identify(plain(), "other")
-    assert one.episode_id != other.episode_id
-    assert one.group_id != other.group_id
-    assert one.content_hash != other.content_hash
+    first, second = identify(plain(), "one"), identify(plain(), "other")
+    assert first.episode_id != second.episode_id
+    assert first.group_id != second.group_id
+    assert first.content_hash != second.content_hash
 
 
 def test_a_run_in_the_record_and_one_from_outside_are_the_same() -> None:
@@ -448,16 +448,18 @@ def test_a_changed_step_changes_the_content_and_no_id(step: dict[str, Any]) -> N
 
 
 def test_the_order_of_keys_in_free_form_values_means_nothing() -> None:
-    one = plain(extra={"a": 1, "b": {"c": 2, "d": 3}})
-    other = plain(extra={"b": {"d": 3, "c": 2}, "a": 1})
-    assert identify(one, "run") == identify(other, "run")
+    first = plain(extra={"a": 1, "b": {"c": 2, "d": 3}})
+    second = plain(extra={"b": {"d": 3, "c": 2}, "a": 1})
+    assert identify(first, "run") == identify(second, "run")
 
 
 def test_siblings_attempts_and_agents_share_a_group() -> None:
     members = [plain(), plain(rollout_index=1), plain(attempt=1), plain(agent_id="b"), plain(policy_version=9)]
-    found = [identify(record, "run") for record in members]
-    assert len({identity.group_id for identity in found}) == 1
-    assert len({identity.episode_id for identity in found}) == 4, "the policy version is no part of the episode's key"
+    identities = [identify(record, "run") for record in members]
+    assert len({identity.group_id for identity in identities}) == 1
+    assert len({identity.episode_id for identity in identities}) == 4, (
+        "the policy version is no part of the episode's key"
+    )
 
 
 def test_the_human_key_names_every_part() -> None:

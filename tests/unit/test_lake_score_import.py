@@ -1,6 +1,6 @@
-"""Scores that nobody computes here: those that came with their episodes, and those that a file or a frame brings later.
+"""Scores that no one computes here: those that came with their episodes, and those that a file or a frame brings later.
 
-Each is written once, whatever is read again, in whatever pieces, by however many at once; the newest counts.
+Each is written once, no matter what is read again, in which pieces, and by how many at once; the newest counts.
 """
 
 import gzip
@@ -70,7 +70,9 @@ def checked(report: ScoresReport) -> ScoresReport:
     return report
 
 
-def told(lk: Lake, columns: str = "task_id, rollout_index, step_index, scorer, value, reason, s.error") -> list[Any]:
+def read_scores(
+    lk: Lake, columns: str = "task_id, rollout_index, step_index, scorer, value, reason, s.error"
+) -> list[Any]:
     """The scores that count."""
     return lk.sql(f"SELECT {columns} FROM current_scores AS s JOIN episodes USING (episode_id) ORDER BY ALL").rows()
 
@@ -99,7 +101,7 @@ def test_the_same_again_adds_nothing_and_what_has_changed_takes_the_place_of_the
     assert written(lk) == 4
     rows[1]["value"] = 0.25
     assert outcome(add(lk, *rows[:2])) == (1, 1, 0, 0)
-    assert [(row[0], row[4]) for row in told(lk)] == [("007", 0.0), ("a", 0.25), ("b", 0.5), ("c", 1.0)]
+    assert [(row[0], row[4]) for row in read_scores(lk)] == [("007", 0.0), ("a", 0.25), ("b", 0.5), ("c", 1.0)]
     assert written(lk) == 5, "what was there before stays"
 
 
@@ -108,7 +110,11 @@ def test_scores_of_other_steps_of_the_episode_stay(lk: Lake) -> None:
     add(lk, {"task_id": "a", "rollout_index": 0, "step_index": 1, "value": 0.2})
     add(lk, {"task_id": "a", "rollout_index": 0, "step_index": None, "value": 0.3, "reason": "all of it"})
     add(lk, {"task_id": "a", "rollout_index": 0, "step_index": 0, "value": 0.4})
-    assert [(row[2], row[4], row[5]) for row in told(lk)] == [(0, 0.4, None), (1, 0.2, None), (None, 0.3, "all of it")]
+    assert [(row[2], row[4], row[5]) for row in read_scores(lk)] == [
+        (0, 0.4, None),
+        (1, 0.2, None),
+        (None, 0.3, "all of it"),
+    ]
 
 
 def test_null_is_not_zero(lk: Lake) -> None:
@@ -119,16 +125,16 @@ def test_null_is_not_zero(lk: Lake) -> None:
         {"task_id": "c", "rollout_index": 0, "value": None, "reason": None, "error": None},
     ]
     assert outcome(add(lk, *rows)) == (3, 0, 0, 1)
-    assert [row[4:] for row in told(lk)] == [(None, "unclear", None), (0.0, None, None), (None, None, "asleep")]
+    assert [row[4:] for row in read_scores(lk)] == [(None, "unclear", None), (0.0, None, None), (None, None, "asleep")]
     assert outcome(add(lk, rows[1] | {"value": None, "reason": "taken back"})) == (1, 0, 0, 0)
-    assert told(lk)[1][4] is None
+    assert read_scores(lk)[1][4] is None
 
 
 def test_scores_of_several_scorers_are_kept_apart(lk: Lake) -> None:
     rows = [{"task_id": "a", "rollout_index": 0, "scorer": name, "value": 1.0} for name in ("x", "y")]
     assert outcome(add(lk, *rows, name=None)) == (2, 0, 0, 0)
     assert outcome(add(lk, *rows, name="one name for all")) == (1, 1, 0, 0), "two rows that say the same"
-    assert [row[3] for row in told(lk)] == ["one name for all", "x", "y"]
+    assert [row[3] for row in read_scores(lk)] == ["one name for all", "x", "y"]
 
 
 ROWS = st.lists(
@@ -151,27 +157,27 @@ def test_scores_of_any_split_into_imports_end_the_same(
         value=pl.Series(values, dtype=pl.Float64), reason=pl.lit("because")
     )
     folder = tmp_path_factory.mktemp("any")
-    whole, parts = with_episodes(folder / "whole"), with_episodes(folder / "parts")
-    assert checked(whole.add_scores(rows)).new == rows.height
-    left = rows.sample(fraction=1.0, shuffle=True, seed=len(keys))
-    while left.height:
-        size = data.draw(st.integers(1, left.height))
+    lake_whole, lake_in_parts = with_episodes(folder / "whole"), with_episodes(folder / "parts")
+    assert checked(lake_whole.add_scores(rows)).new == rows.height
+    rows_left = rows.sample(fraction=1.0, shuffle=True, seed=len(keys))
+    while rows_left.height:
+        size = data.draw(st.integers(1, rows_left.height))
         again = data.draw(st.integers(0, rows.height))
-        # Overlaps: some that are there already come once more.
-        checked(parts.add_scores(pl.concat([left[:size], rows[:again]]).unique(maintain_order=True)))
-        left = left[size:]
-    assert told(parts) == told(whole)
+        # Overlaps: some that are there already come again.
+        checked(lake_in_parts.add_scores(pl.concat([rows_left[:size], rows[:again]]).unique(maintain_order=True)))
+        rows_left = rows_left[size:]
+    assert read_scores(lake_in_parts) == read_scores(lake_whole)
 
 
 # ---------------------------------------------------------------- which episode
 
 
 def test_an_episode_is_named_by_its_id_as_people_see_it_or_as_an_integer(lk: Lake, tmp_path: Path) -> None:
-    found = lk.sql("SELECT episode_id FROM episodes ORDER BY task_id, rollout_index")["episode_id"].to_list()
-    assert outcome(add(lk, {"episode_id": found[0], "value": 1})) == (1, 0, 0, 0)
-    assert outcome(add(lk, {"episode_id": ids.to_text(found[0]).upper(), "value": 1})) == (0, 1, 0, 0)
+    episode_ids = lk.sql("SELECT episode_id FROM episodes ORDER BY task_id, rollout_index")["episode_id"].to_list()
+    assert outcome(add(lk, {"episode_id": episode_ids[0], "value": 1})) == (1, 0, 0, 0)
+    assert outcome(add(lk, {"episode_id": ids.to_text(episode_ids[0]).upper(), "value": 1})) == (0, 1, 0, 0)
     path = tmp_path / "s.csv"
-    path.write_text(f"episode_id,value\n{found[0]},1\n {ids.to_text(found[1])},1\n")
+    path.write_text(f"episode_id,value\n{episode_ids[0]},1\n {ids.to_text(episode_ids[1])},1\n")
     assert outcome(import_file(lk, path, name="human")) == (1, 1, 0, 0)
 
 
@@ -235,7 +241,7 @@ def test_rows_that_contradict_one_another_are_refused_and_those_that_agree_are_o
 
     report = add(lk, row("a", 1.0), row("a", 1.0), row("b", 1.0), row("b", 0.0), row("a", 0.5, step=1))
     assert outcome(report) == (2, 1, 0, 2)
-    assert [(r[0], r[2]) for r in told(lk)] == [("a", 1), ("a", None)]
+    assert [(r[0], r[2]) for r in read_scores(lk)] == [("a", 1), ("a", None)]
     (reject,) = lk.sql("SELECT DISTINCT reason, message FROM rejects").rows()
     assert reject[0] == "invalid"
     wording(reject[1])
@@ -280,7 +286,7 @@ def test_a_cell_of_the_wrong_type_is_told_with_its_row_and_column_and_the_other_
         assert message.startswith(f"`{column}` is {cell!r}; ")
         assert f"valid: {valid}" in message
     assert report.examples[0].startswith("row 2 ")
-    assert told(lk, "task_id, value") == [("a", 1.0)]
+    assert read_scores(lk, "task_id, value") == [("a", 1.0)]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +343,7 @@ def test_scores_are_the_same_from_any_form(lk: Lake, tmp_path: Path) -> None:
     for number, path in enumerate(forms(folder, rows)):
         report = checked(import_file(lk, path, name="human"))
         assert outcome(report) == ((0, 2, 0, 0) if number else (2, 0, 0, 0)), path.name
-    assert [(row[0], row[1], row[4], row[5]) for row in told(lk)] == [
+    assert [(row[0], row[1], row[4], row[5]) for row in read_scores(lk)] == [
         ("007", 1, 1.0, rows[0]["reason"]),
         ("a", 0, None, "none"),
     ]
@@ -350,7 +356,7 @@ def test_truth_values_are_one_and_zero_from_any_form(lk: Lake, tmp_path: Path) -
     (tmp_path / "s.json").write_text(json.dumps(rows))
     assert import_file(lk, tmp_path / "s.json", name="human").present == 2
     assert add(lk, *rows).present == 2
-    assert [row[4] for row in told(lk)] == [1.0, 0.0]
+    assert [row[4] for row in read_scores(lk)] == [1.0, 0.0]
 
 
 def test_a_frame_of_pandas_may_have_floating_point_where_a_number_is_missing(lk: Lake) -> None:
@@ -360,7 +366,7 @@ def test_a_frame_of_pandas_may_have_floating_point_where_a_number_is_missing(lk:
     assert frame["step_index"].dtype.kind == "f"
     assert outcome(checked(lk.add_scores(frame, name="human"))) == (2, 0, 0, 1)
     assert outcome(checked(lk.add_scores(pa.Table.from_pandas(frame), name="human"))) == (0, 2, 0, 1)
-    assert [(row[0], row[2], row[4]) for row in told(lk)] == [("a", 1, 1.0), ("a", None, 0.0)]
+    assert [(row[0], row[2], row[4]) for row in read_scores(lk)] == [("a", 1, 1.0), ("a", None, 0.0)]
 
 
 def test_lines_that_cannot_be_read_are_told_and_the_others_taken(lk: Lake, tmp_path: Path) -> None:
@@ -431,7 +437,7 @@ def test_rows_that_are_not_taken_are_written_some_at_a_time(lk: Lake, monkeypatc
     monkeypatch.setattr(score_import, "_REJECTS_AT_ONCE", 2)
     assert outcome(add(lk, *({"task_id": "z", "rollout_index": n, "value": 1.0} for n in range(5)))) == (0, 0, 5, 0)
     rows = lk.sql("SELECT position, raw FROM rejects ORDER BY position").rows()
-    assert [(place, json.loads(raw)["rollout_index"]) for place, raw in rows] == [(n, n) for n in range(5)]
+    assert [(index, json.loads(raw)["rollout_index"]) for index, raw in rows] == [(n, n) for n in range(5)]
     assert lk.sql("SELECT count(DISTINCT write_id) FROM rejects").item() == 3
 
 
@@ -464,7 +470,7 @@ def test_the_command_says_what_became_of_the_rows(tmp_path: Path, cli: Cli, word
     assert "`rejects`" in where
     again = cli("score", "import", path, "--name", "human", "--lake", uri)
     assert again.out.startswith(f"{path}: 0 scores of human (1 already present)")
-    assert told(lk, "task_id, value") == [("a", 1.0)]
+    assert read_scores(lk, "task_id, value") == [("a", 1.0)]
     path.write_text("task_id,value\nz,1\n")
     none = cli("score", "import", path, "--name", "human", "--lake", uri)
     assert none.code == 1, "nothing at all was taken"
@@ -504,19 +510,19 @@ def test_import_has_a_help_of_its_own(cli: Cli) -> None:
 def test_two_imports_at_once_write_each_score_once_and_lose_none(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one commits the same scores, and one of an episode of ours, between our look and our commit."""
     commit = scores_module.commit_unique
-    other = lake.open(lk.uri)
+    reader = lake.open(lk.uri)
     rows = [{"task_id": task, "rollout_index": 0, "value": 1.0, "step_index": None} for task in TASKS]
     steps = [{"task_id": "b", "rollout_index": 0, "value": 0.5, "step_index": 1}]
 
-    def overtaken(*args: Any, **more: Any) -> Any:
+    def overtaken(*args: Any, **options: Any) -> Any:
         monkeypatch.undo()
-        assert add(other, *rows[:2], *steps).new == 3
-        return commit(*args, **more)
+        assert add(reader, *rows[:2], *steps).new == 3
+        return commit(*args, **options)
 
     monkeypatch.setattr(scores_module, "commit_unique", overtaken)
     assert outcome(add(lk, *rows)) == (2, 2, 0, 0)
-    whole = [("007", None, 1.0), ("a", None, 1.0), ("b", 1, 0.5), ("b", None, 1.0), ("c", None, 1.0)]
-    assert told(lk, "task_id, step_index, value") == whole
+    expected = [("007", None, 1.0), ("a", None, 1.0), ("b", 1, 0.5), ("b", None, 1.0), ("c", None, 1.0)]
+    assert read_scores(lk, "task_id, step_index, value") == expected
 
 
 # ---------------------------------------------------------------- scores that came with episodes
@@ -530,7 +536,7 @@ def test_scores_that_came_with_episodes_are_written_once(tmp_path: Path) -> None
     lk = empty_lake(tmp_path / "lake")
     path = write_lines(tmp_path / "f.jsonl", [scored("a", ("judge", 1.0), ("other", None)), episode("b")])
     assert (ingest(lk, path).scores, ingest(lk, path).scores) == (2, 0)
-    assert told(lk, "task_id, scorer, value") == [("a", "judge", 1.0), ("a", "other", None)]
+    assert read_scores(lk, "task_id, scorer, value") == [("a", "judge", 1.0), ("a", "other", None)]
     assert written(lk) == 2
 
 
@@ -562,7 +568,7 @@ def test_the_same_episodes_with_other_scores_add_only_what_is_new(tmp_path: Path
     report = ingest(lk, write_lines(path, [scored("a", ("judge", 0.0), ("third", 1.0)), scored("b", ("judge", 0.0))]))
     assert (report.new, report.present, report.rejected, report.scores) == (0, 2, 0, 2)
     expected = [("a", "judge", 0.0), ("a", "other", 0.5), ("a", "third", 1.0), ("b", "judge", 0.0)]
-    assert told(lk, "task_id, scorer, value") == expected
+    assert read_scores(lk, "task_id, scorer, value") == expected
 
 
 def test_of_an_episode_that_is_there_twice_the_last_scores_count_in_any_batching(
@@ -574,7 +580,7 @@ def test_of_an_episode_that_is_there_twice_the_last_scores_count_in_any_batching
     monkeypatch.setattr(ingest_module, "BATCH_SCORES", 1)
     assert ingest(lakes[1], path, batch_size=1).scores == 3
     for lk in lakes:
-        assert told(lk, "value") == [(0.3,)]
+        assert read_scores(lk, "value") == [(0.3,)]
         assert ingest(lk, path, batch_size=4).scores == 0
     assert written(lakes[0]) == 1
 
@@ -582,7 +588,7 @@ def test_of_an_episode_that_is_there_twice_the_last_scores_count_in_any_batching
 def test_scores_of_a_record_that_is_refused_are_refused_with_it(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
     ingest(lk, write_lines(tmp_path / "f.jsonl", [scored("a", ("judge", 1.0)), scored("a", ("judge", 0.0), steps=5)]))
-    assert told(lk, "value") == [(1.0,)]
+    assert read_scores(lk, "value") == [(1.0,)]
 
 
 def test_scores_of_episodes_that_are_not_there_are_left_out(lk: Lake) -> None:

@@ -105,21 +105,21 @@ def test_files_and_size_speak_of_the_same_files(lk: Lake) -> None:
 
 def test_stored_versions_show_what_they_showed(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
-    seen = []
+    snapshots = []
     for number in range(2):
         add_round(lk, number, fail=number == 1)
-        seen.append((json.loads(json.dumps(lk.snapshot().versions)), everything(lk.snapshot())))
+        snapshots.append((json.loads(json.dumps(lk.snapshot().versions)), everything(lk.snapshot())))
     for name in TABLES:
         DeltaTable(f"{lk.uri}/{name}").optimize.compact()
     again = lake.open(lk.uri)
-    for versions, rows in seen:
+    for versions, rows in snapshots:
         snapshot = again.at(versions)
         assert snapshot.versions == versions
         assert_same(everything(snapshot), rows)
         with snapshot.session() as session:
             for name, frame in rows.items():
                 assert session.query(f"SELECT count(*) AS n FROM {name}").item() == frame.height
-    assert_same(everything(lk.snapshot()), seen[-1][1])
+    assert_same(everything(lk.snapshot()), snapshots[-1][1])
 
 
 def test_a_snapshot_does_not_move(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_table_that_does_not_exist_is_refused(empty: Lake) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Lake:
-    """Five runs, each in files of its own."""
+    """Five runs, each in its own files."""
     lk = empty_lake(tmp_path / "runs")
     for n in range(5):
         lk.append([episode("t", n)], run_id=f"run {n}")
@@ -283,12 +283,16 @@ def test_a_fingerprint_survives_compaction_and_reopening(tmp_path: Path) -> None
 
 def test_a_fingerprint_moves_with_its_episodes_and_its_inputs(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
-    seen = {fingerprint(lk.snapshot()), fingerprint(lk.snapshot(), a="x"), fingerprint(lk.snapshot(), a="y")}
-    seen |= {fingerprint(lk.snapshot(), b="x"), fingerprint(lk.snapshot(), a=None), fingerprint(lk.snapshot(), a=0)}
+    fingerprints = {fingerprint(lk.snapshot()), fingerprint(lk.snapshot(), a="x"), fingerprint(lk.snapshot(), a="y")}
+    fingerprints |= {
+        fingerprint(lk.snapshot(), b="x"),
+        fingerprint(lk.snapshot(), a=None),
+        fingerprint(lk.snapshot(), a=0),
+    }
     with lk.job(kind="collect", run_id="run") as job:
         job.record([episode()])
-    seen.add(fingerprint(lk.snapshot()))
-    assert len(seen) == 7
+    fingerprints.add(fingerprint(lk.snapshot()))
+    assert len(fingerprints) == 7
 
 
 @given(rows=st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)), max_size=8), data=st.data())
@@ -296,11 +300,11 @@ def test_a_fingerprint_is_of_a_set(rows: list[tuple[int, int]], data: st.DataObj
     schema = {"episode_id": pl.Int64, "write_id": pl.Int64}
     snapshot = lk.snapshot()
     shuffled = data.draw(st.permutations(rows + rows[:3]))
-    one, two = (pl.DataFrame(part, schema=schema, orient="row") for part in (rows, shuffled))
-    assert snapshot.fingerprint(one) == snapshot.fingerprint(two)
-    swapped = one.select(pl.col("write_id").alias("episode_id"), pl.col("episode_id").alias("write_id"))
+    first, two = (pl.DataFrame(part, schema=schema, orient="row") for part in (rows, shuffled))
+    assert snapshot.fingerprint(first) == snapshot.fingerprint(two)
+    swapped = first.select(pl.col("write_id").alias("episode_id"), pl.col("episode_id").alias("write_id"))
     if set(swapped.iter_rows()) != set(rows):
-        assert snapshot.fingerprint(swapped) != snapshot.fingerprint(one)
+        assert snapshot.fingerprint(swapped) != snapshot.fingerprint(first)
 
 
 def test_contents_of_a_pinned_snapshot_do_not_need_its_writer(tmp_path: Path) -> None:
@@ -315,10 +319,10 @@ def test_a_snapshot_travels_by_address_and_versions(tmp_path: Path) -> None:
     first, second = (empty_lake(tmp_path / name) for name in ("first", "second"))
     first.append([episode()], run_id="a")
     second.append([episode(), episode(index=1)], run_id="b")
-    both = lake.open([first.uri, second.uri])
-    sent = [pickle.dumps(one.snapshot()) for one in (first, both)]
+    joined = lake.open([first.uri, second.uri])
+    sent = [pickle.dumps(lk.snapshot()) for lk in (first, joined)]
     first.append([episode(index=2)], run_id="a")
-    counts = [pickle.loads(one).sql("SELECT count(*) FROM episodes").item() for one in sent]
+    counts = [pickle.loads(content).sql("SELECT count(*) FROM episodes").item() for content in sent]
     assert counts == [1, 3]
     again = [pickle.loads(sent[0]) for _ in range(2)]
     assert again[0] is again[1], "a process opens it once for all its parts"

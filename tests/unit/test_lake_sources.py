@@ -19,19 +19,19 @@ from testkit.copies import empty_lake
 from testkit.episodes import episode, line, write_lines
 
 
-def found(*names: str | Path, stdin: bytes = b"") -> list[Argument]:
+def locate(*names: str | Path, stdin: bytes = b"") -> list[Argument]:
     with locate_arguments([str(name) for name in names], io.BytesIO(stdin)) as arguments:
         return arguments
 
 
 def called(*names: str | Path) -> list[list[str]]:
     """The names of the files of each argument."""
-    return [[file.name for file in argument.files] for argument in found(*names)]
+    return [[file.name for file in argument.files] for argument in locate(*names)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files in folders of two levels, and what is no file."""
+    """Files in folders of two levels, and things that are not files."""
     root = tmp_path / "logs"
     (root / "b" / "deep").mkdir(parents=True)
     for name in ("z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl", "a.jsonl"):
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_of_a_folder_are_called_by_their_path_below_it_in_the_order_of_names(folder: Path) -> None:
-    (argument,) = found(folder)
+    (argument,) = locate(folder)
     assert [file.name for file in argument.files] == ["a.jsonl", "z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl"]
     assert [file.location.parent.name for file in argument.files] == ["logs", "logs", "b", "deep"]
     assert argument.source == "logs"
@@ -52,7 +52,7 @@ def test_files_of_a_folder_are_called_by_their_path_below_it_in_the_order_of_nam
 def test_a_folder_is_called_the_same_however_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     for written in (".", "./", f"{folder}/", "../logs", str(folder / "b" / "..")):
-        (argument,) = found(written)
+        (argument,) = locate(written)
         assert argument.source == "logs"
         assert argument.files[0].location.parts[-2:] == ("logs", "a.jsonl")
         assert argument.files[0].name == "a.jsonl"
@@ -76,7 +76,7 @@ def test_a_lake_inside_the_folder_is_not_read(folder: Path, tmp_path: Path) -> N
     before = [["a.jsonl", "z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl"]]
     assert called(folder) == before
     assert called(f"{folder}/**") == [sorted(before[0])]
-    assert found(folder)[0].left_out == {}
+    assert locate(folder)[0].left_out == {}
     assert ingest(lk, folder).new == 4
 
 
@@ -97,11 +97,11 @@ def test_what_is_no_file_is_told(folder: Path) -> None:
     (folder / "dangling").symlink_to("nowhere")
     (folder / "self").symlink_to("self")
     (folder / "b" / "up").symlink_to("..")
-    left_out = found(folder)[0].left_out
+    left_out = locate(folder)[0].left_out
     assert set(left_out) == {"dangling", "pipe", "self", "b/up"}
     assert left_out["pipe"].startswith("is not a regular")
     assert left_out["b/up"].startswith("is a link to ")
-    report = plan_ingest(found(folder)[0]).report
+    report = plan_ingest(locate(folder)[0]).report
     assert report.skipped == left_out
 
 
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_listed_is_told(folder: Path, monkeypatch: pytes
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refused)
-    (argument,) = found(folder)
+    (argument,) = locate(folder)
     assert [file.name for file in argument.files] == ["a.jsonl", "z.jsonl"]
     assert argument.left_out == {"b": "cannot be read: Permission denied"}
 
@@ -137,23 +137,23 @@ def test_folders_may_lie_as_deep_as_paths_reach(tmp_path: Path, monkeypatch: pyt
 def test_a_path_that_cannot_be_looked_at_is_for_its_reader_to_tell(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 300)
     with pytest.raises(FormatError, match="x: File name too long"):
-        plan_ingest(found(path)[0])
+        plan_ingest(locate(path)[0])
 
 
 def test_a_folder_of_nothing_is_refused_with_what_there_was(tmp_path: Path) -> None:
     folder = tmp_path / "none"
     folder.mkdir()
     with pytest.raises(FormatError, match=r"none is a folder without"):
-        found(folder)
+        locate(folder)
     os.mkfifo(folder / "pipe")
     with pytest.raises(FormatError, match="pipe is not a regular"):
-        found(folder)
+        locate(folder)
 
 
 def test_a_link_to_a_folder_is_followed_where_it_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folder)
     assert called(tmp_path / "link")[0][0] == "a.jsonl"
-    assert found(tmp_path / "link")[0].source == "logs"
+    assert locate(tmp_path / "link")[0].source == "logs"
 
 
 # ---------------------------------------------------------------- globs
@@ -164,14 +164,14 @@ def test_a_glob_names_files_by_their_path_below_its_fixed_part(folder: Path) -> 
         ["a.jsonl", "z.jsonl"],
         ["a.jsonl", "deep/with space.jsonl"],
     ]
-    (argument,) = found(f"{folder}/*.jsonl")
+    (argument,) = locate(f"{folder}/*.jsonl")
     assert argument.source == "*.jsonl"
 
 
 def test_a_glob_that_matches_folders_reads_them_and_each_file_once(folder: Path) -> None:
-    (argument,) = found(f"{folder}/**")
+    (argument,) = locate(f"{folder}/**")
     assert [file.name for file in argument.files] == ["a.jsonl", "b/a.jsonl", "b/deep/with space.jsonl", "z.jsonl"]
-    (argument,) = found(f"{folder}/?")
+    (argument,) = locate(f"{folder}/?")
     assert [file.name for file in argument.files] == ["b/a.jsonl", "b/deep/with space.jsonl"]
 
 
@@ -183,7 +183,7 @@ def test_a_glob_ends_where_links_lead_back(folder: Path) -> None:
 
 def test_a_glob_without_a_match_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"no file matches '.*\*\.jsonl'"):
-        found(f"{tmp_path}/*.jsonl")
+        locate(f"{tmp_path}/*.jsonl")
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_itself(tmp_path: Path) -> None:
@@ -210,12 +210,12 @@ def test_a_link_that_leads_out_of_a_folder_is_followed_on_request_alone(folder: 
     (folder / "out.jsonl").symlink_to(tmp_path / "private.jsonl")
     (folder / "round.jsonl").symlink_to(folder / "b" / ".." / ".." / "private.jsonl")
     for name in (folder, folder / "*.jsonl", tmp_path / "log*"):
-        (argument,) = found(name)
+        (argument,) = locate(name)
         assert not {"out.jsonl", "round.jsonl", "logs/out.jsonl"} & {file.name for file in argument.files}
         assert sum(path.endswith(("out.jsonl", "round.jsonl")) for path in argument.left_out) == 2
         with locate_arguments([str(name)], io.BytesIO(), follow_links=True) as (argument,):
             assert sum(file.path.name == "out.jsonl" for file in argument.files) == 1
-    assert [file.name for file in found(folder / "out.jsonl")[0].files] == ["out.jsonl"], "it was named itself"
+    assert [file.name for file in locate(folder / "out.jsonl")[0].files] == ["out.jsonl"], "it was named itself"
 
 
 def test_of_a_file_and_links_to_it_the_file_is_read(folder: Path) -> None:
@@ -226,7 +226,7 @@ def test_of_a_file_and_links_to_it_the_file_is_read(folder: Path) -> None:
 
 
 def test_nothing_is_planned_for_an_argument_whose_files_were_named_before(folder: Path) -> None:
-    _, second = found(folder, folder / "a.jsonl")
+    _, second = locate(folder, folder / "a.jsonl")
     assert plan_ingest(second).files == []
     assert second.source == "a.jsonl"
 
@@ -268,13 +268,13 @@ def test_a_file_goes_on_in_the_run_that_its_first_records_are_in(tmp_path: Path)
     same = [episode("t", n) for n in range(COMPARED)]
     ingest(lk, write_lines(tmp_path / "one" / "a.jsonl", same), run_id="mine")
     assert ingest(lk, write_lines(tmp_path / "a.jsonl", [*same, episode("u")])).runs == {"mine"}
-    other = [*same[:-1], episode("t", COMPARED - 1, steps=5)]
-    assert ingest(lk, write_lines(tmp_path / "b.jsonl", other)).runs == {"b"}, "one of them is not the same"
+    changed_lines = [*same[:-1], episode("t", COMPARED - 1, steps=5)]
+    assert ingest(lk, write_lines(tmp_path / "b.jsonl", changed_lines)).runs == {"b"}, "one of them is not the same"
     assert ingest(lk, tmp_path / "a.jsonl", run_id="copy").runs == {"copy"}, "a person decides"
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "run"),
+    ("name", "folder", "run"),
     [
         ("jsonl", "x/gpt-4o-airline.json.gz", "gpt-4o-airline"),
         ("jsonl", "x/results.jsonl", "x/results"),
@@ -291,8 +291,8 @@ def test_a_file_goes_on_in_the_run_that_its_first_records_are_in(tmp_path: Path)
         ("otlp", "traces/monday/trace.json", "monday"),
     ],
 )
-def test_a_run_is_called_by_where_its_files_lie(name: str, place: str, run: str) -> None:
-    path = PurePath("/" if "/" in place else "", place)
+def test_a_run_is_called_by_where_its_files_lie(name: str, folder: str, run: str) -> None:
+    path = PurePath("/" if "/" in folder else "", folder)
     assert name_run(File(Path(path), path.name, path), FORMATS[name]) == run
 
 
@@ -318,7 +318,7 @@ def test_files_that_hold_no_trajectories_are_left_out_and_all_of_them_refused(fo
     for name in ("a.txt", "b.txt"):
         (only / name).write_text("hello")
     with pytest.raises(FormatError, match=r"only holds no trajectories: a.txt has no known format.*\(and 1 more"):
-        plan_ingest(found(only)[0])
+        plan_ingest(locate(only)[0])
 
 
 # ---------------------------------------------------------------- - and pipes
@@ -352,4 +352,4 @@ def test_standard_input_is_empty_the_second_time() -> None:
 def test_a_name_that_is_empty_is_refused() -> None:
     """It would be the working directory: what an unset variable of a script names."""
     with pytest.raises(UsageError, match="file is empty"):
-        found("")
+        locate("")

@@ -51,10 +51,10 @@ def test_a_job_that_was_resumed_is_shown_once_with_its_last_end(tmp_path: Path) 
     for upto, status in ((1, "started"), (3, "failed"), (4, "succeeded")):
         frame = pl.DataFrame([row | {"event": e, "at": AT + timedelta(hours=h)} for e, h in events[:upto]])
         with session_over(tmp_path / str(upto), {"jobs": frame}) as session:
-            (found,) = session.query("SELECT * FROM job_runs").to_dicts()
-        assert found["status"] == status
-        assert found["started_at"] == AT
-        assert found["ended_at"] == (AT + timedelta(hours=upto - 1) if upto > 1 else None)
+            (job_row,) = session.query("SELECT * FROM job_runs").to_dicts()
+        assert job_row["status"] == status
+        assert job_row["started_at"] == AT
+        assert job_row["ended_at"] == (AT + timedelta(hours=upto - 1) if upto > 1 else None)
 
 
 def test_of_several_ends_of_a_job_the_last_written_counts_whatever_the_clocks_said(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_of_several_ends_of_a_job_the_last_written_counts_whatever_the_clocks_sa
     events = [("started", 0, None), ("failed", 9, 4), ("succeeded", 2, 7), ("failed", 5, 5)]
     frame = pl.DataFrame([row | {"event": e, "at": AT + timedelta(hours=h), "sequence": n} for e, h, n in events])
     with session_over(tmp_path / "jobs", {"jobs": frame}) as session:
-        (found,) = session.query("SELECT status, ended_at FROM job_runs").rows()
-    assert found == ("succeeded", AT + timedelta(hours=2))
+        (job_row,) = session.query("SELECT status, ended_at FROM job_runs").rows()
+    assert job_row == ("succeeded", AT + timedelta(hours=2))
 
 
 def session_over(folder: Path, frames: dict[str, pl.DataFrame]) -> Any:
@@ -100,9 +100,9 @@ def test_the_current_advantages_are_those_of_the_series_whose_job_ended_last(lk:
     same(rows(lk, "current_advantages"), expected, "episode_id", "step_index")
     series = {row["series_id"]: row for row in rows(lk, "credit_series")}
     assert set(series) == {of_jobs[job] for job in when if job in of_jobs}
-    assert [one for one, row in series.items() if row["is_current"]] == [last]
-    for one, row in series.items():
-        mine = [job for job in when if of_jobs.get(job) == one]
+    assert [series_id for series_id, row in series.items() if row["is_current"]] == [last]
+    for series_id, row in series.items():
+        mine = [job for job in when if of_jobs.get(job) == series_id]
         assert (row["job_id"], row["jobs"]) == (max(mine, key=lambda job: when[job]), len(mine))
 
 
@@ -155,8 +155,8 @@ def test_the_step_ledger_knows_everything_about_a_step(lk: Lake) -> None:
     advantages = grouped(newest(rows(lk, "advantages"), when, "series_id", "group_id"), "episode_id", "step_index")
 
     def judged(episode_id: int, step_index: int | None) -> list[Row] | None:
-        found = sorted(scores.get((episode_id, step_index), []), key=lambda row: row["scorer"])
-        return [{name: row[name] for name in ("scorer", "value", "reason", "error")} for row in found] or None
+        scores_of_step = sorted(scores.get((episode_id, step_index), []), key=lambda row: row["scorer"])
+        return [{name: row[name] for name in ("scorer", "value", "reason", "error")} for row in scores_of_step] or None
 
     expected = [
         {name: step[name] for name in ("episode_id", "step_index", "run_id", "group_id", "action", "reward")}
@@ -177,24 +177,24 @@ def test_the_step_ledger_knows_everything_about_a_step(lk: Lake) -> None:
 
 def test_step_seen_says_which_update_consumed_which_step(lk: Lake) -> None:
     runs = {row["job_id"]: row["run_id"] for row in rows(lk, "jobs WHERE event = 'started'")}
-    seen: dict[Any, list[Row]] = defaultdict(list)
+    rows_by_step: dict[Any, list[Row]] = defaultdict(list)
     for row in consumed(lk):
         for step in range(row["first_step"], row["last_step"] + 1):
             if row["token_weights"] is None or row["token_weights"][step - row["first_step"]] > 0:
-                seen[row["job_id"], row["episode_id"], step].append(row)
+                rows_by_step[row["job_id"], row["episode_id"], step].append(row)
     expected = [
         {
             "job_id": job_id,
             "run_id": runs[job_id],
             "episode_id": episode_id,
             "step_index": step,
-            "times": len(found),
-            "optimizer_steps": sorted(row["optimizer_step"] for row in found),
-            "first_optimizer_step": min(row["optimizer_step"] for row in found),
-            "last_optimizer_step": max(row["optimizer_step"] for row in found),
-            "epochs": len({row["epoch"] for row in found}),
+            "times": len(step_rows),
+            "optimizer_steps": sorted(row["optimizer_step"] for row in step_rows),
+            "first_optimizer_step": min(row["optimizer_step"] for row in step_rows),
+            "last_optimizer_step": max(row["optimizer_step"] for row in step_rows),
+            "epochs": len({row["epoch"] for row in step_rows}),
         }
-        for (job_id, episode_id, step), found in seen.items()
+        for (job_id, episode_id, step), step_rows in rows_by_step.items()
     ]
     assert max(row["times"] for row in expected) == 2
     same(rows(lk, "step_seen"), expected, "job_id", "episode_id", "step_index")
@@ -221,6 +221,6 @@ def test_every_view_answers_in_an_empty_lake(tmp_path: Path) -> None:
 def test_each_column_of_a_view_has_its_meaning_in_the_comment_above_the_view(name: str) -> None:
     columns = [column for column, _ in get_planner().columns(name)]
     assert [column for column in columns if not read_column_meanings()[name].get(column)] == []
-    own = re.findall(r"^--   (\w+): ", read_views()[name], re.MULTILINE)
-    assert [column for column in own if column not in columns] == []
-    assert len(own) == len(set(own))
+    column_names = re.findall(r"^--   (\w+): ", read_views()[name], re.MULTILINE)
+    assert [column for column in column_names if column not in columns] == []
+    assert len(column_names) == len(set(column_names))

@@ -29,11 +29,11 @@ def new_lake(folder: Path, episodes: int = 4) -> Lake:
     return lk
 
 
-def select(lk: Lake, said: Said, name: str) -> None:
+def select(lk: Lake, drops: Said, name: str) -> None:
     episodes = lk.sql("SELECT * FROM episodes ORDER BY rollout_index").to_dicts()
     rows = [
         row_keys(episodes[e]) | {"step_index": step, "kept": dropped is None, "filter": dropped, "selection": name}
-        for (e, step), dropped in said.items()
+        for (e, step), dropped in drops.items()
     ]
     with lk.job(kind="select", parameters={"name": name}) as job:
         job.write(
@@ -53,7 +53,7 @@ def obvious(episodes: int, selections: Sequence[Said]) -> Row:
     steps, missing = 0, Counter[str]()
     step_reasons = Counter[str]()
     for e in range(episodes):
-        speaking = [said for said in selections if any(episode == e for episode, _ in said)]
+        speaking = [drops for drops in selections if any(episode == e for episode, _ in drops)]
         newest = speaking[-1] if speaking else {}
         dropped = newest.get((e, None))
         lost = {s: newest[e, s] for s in range(ACTIVE) if newest.get((e, s)) is not None}
@@ -81,20 +81,20 @@ FILTERS = st.sampled_from(["length", "status", "dead_groups"])
 @st.composite
 def sayings(draw: st.DrawFn) -> Said:
     """What a job that saw some of four episodes says: whole drops, and drops of steps (the padding among them)."""
-    said: Said = {}
+    drops: Said = {}
     for e in draw(st.sets(st.integers(0, 3), min_size=1)):
-        said[e, None] = draw(st.none() | FILTERS)
-        if said[e, None] is None:
-            said |= {(e, s): draw(FILTERS) for s in draw(st.sets(st.integers(0, ACTIVE)))}
-    return said
+        drops[e, None] = draw(st.none() | FILTERS)
+        if drops[e, None] is None:
+            drops |= {(e, s): draw(FILTERS) for s in draw(st.sets(st.integers(0, ACTIVE)))}
+    return drops
 
 
 @settings(max_examples=examples(8))
 @given(st.lists(sayings(), max_size=3))
 def test_the_newest_selection_that_saw_an_episode_counts(tmp_path_factory: Any, selections: list[Said]) -> None:
     lk = new_lake(tmp_path_factory.mktemp("funnel"))
-    for number, said in enumerate(selections):
-        select(lk, said, f"selection {number}")
+    for number, drops in enumerate(selections):
+        select(lk, drops, f"selection {number}")
     check(selected(lk), obvious(4, selections))
 
 
@@ -115,8 +115,8 @@ def test_single_steps_are_missing_with_their_reason(tmp_path: Path) -> None:
     row = selected(lk)
     assert (row["episodes"], row["steps"], row["missing"]) == (4, 4 * ACTIVE - 3, 0)
     assert row["step_reasons"] == [{"reason": "length", "steps": 2}, {"reason": "over_long", "steps": 1}]
-    others = lk.sql("SELECT * FROM funnel WHERE stage <> 'selected'")
-    assert others["step_reasons"].list.len().sum() == 0
+    stages_after = lk.sql("SELECT * FROM funnel WHERE stage <> 'selected'")
+    assert stages_after["step_reasons"].list.len().sum() == 0
 
 
 def test_dropped_padding_takes_nothing_away(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_an_episode_without_a_step_left_is_not_selected(tmp_path: Path) -> None:
 def test_a_clock_that_went_back_does_not_make_an_old_selection_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Terminal rows are numbered: what was written last counts, whatever time it claims."""
+    """Terminal rows are numbered: what was written last counts, no matter which time it claims."""
     from datetime import UTC, datetime
 
     lk = new_lake(tmp_path, episodes=1)

@@ -13,7 +13,7 @@ from lake import Lake
 from testkit import episodes as make
 from testkit.copies import empty_lake
 from testkit.full_lake import advantages
-from testkit.judged_lake import Row, consumed, deviation, ended, grouped, judged_lake, known, newest, rows, same
+from testkit.judged_lake import Row, consumed, deviation, drop_unknown, ended, grouped, judged_lake, newest, rows, same
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 def test_groups_say_whether_comparing_siblings_says_anything(lk: Lake) -> None:
     expected = []
     for (group_id,), members in grouped(rows(lk, "episodes"), "group_id").items():
-        returns = known(row["env_return"] for row in members)
-        versions = known(row["policy_version"] for row in members)
+        returns = drop_unknown(row["env_return"] for row in members)
+        versions = drop_unknown(row["policy_version"] for row in members)
         planned = members[0]["expected_group_size"]
         expected.append(
             {
@@ -60,23 +60,23 @@ def test_anchors_say_what_is_compared_where(lk: Lake) -> None:
     steps = {(row["episode_id"], row["step_index"]): row for row in rows(lk, "steps")}
     expected = []
     anchored = [row for row in rows(lk, "current_advantages") if row["anchor_key"] is not None]
-    for (group_id, anchor), found in grouped(anchored, "group_id", "anchor_key").items():
-        visited = [steps[row["episode_id"], row["step_index"]] for row in found]
-        returns = known(row["return_to_go"] for row in found)
+    for (group_id, anchor), group_rows in grouped(anchored, "group_id", "anchor_key").items():
+        visited = [steps[row["episode_id"], row["step_index"]] for row in group_rows]
+        returns = drop_unknown(row["return_to_go"] for row in group_rows)
         choices = Counter((row["action"], row["tool_calls"]) for row in visited)
         expected.append(
             {
                 "group_id": group_id,
                 "anchor_key": anchor,
-                "size": len(found),
-                "episodes": len({row["episode_id"] for row in found}),
+                "size": len(group_rows),
+                "episodes": len({row["episode_id"] for row in group_rows}),
                 "mean_return_to_go": statistics.fmean(returns) if returns else None,
                 "sd_return_to_go": deviation(returns),
                 "states": len({row["state_hash"] for row in visited}),
                 "actions": len(choices),
-                "top_action_share": max(choices.values()) / len(found),
-                "error_share": sum(bool(row["state_is_error"]) for row in visited) / len(found),
-                "mean_step_index": statistics.fmean(row["step_index"] for row in found),
+                "top_action_share": max(choices.values()) / len(group_rows),
+                "error_share": sum(bool(row["state_is_error"]) for row in visited) / len(group_rows),
+                "mean_step_index": statistics.fmean(row["step_index"] for row in group_rows),
             }
         )
     assert any(row["actions"] > 1 for row in expected)
@@ -106,21 +106,21 @@ def test_the_id_of_a_call_makes_no_other_action(tmp_path: Path, arguments: list[
 
 def test_reward_hygiene_says_what_is_wrong_with_the_rewards(lk: Lake) -> None:
     episodes = {row["episode_id"]: row for row in rows(lk, "episodes")}
-    found = [(row, "env_return", row["env_return"], None) for row in episodes.values()]
-    found += [
+    score_rows = [(row, "env_return", row["env_return"], None) for row in episodes.values()]
+    score_rows += [
         (episodes[row["episode_id"]], "env_reward", row["reward"], None)
         for row in rows(lk, "steps")
         if row["is_active"]
     ]
     for row in newest(rows(lk, "scores"), ended(lk), "series_id", "scorer", "episode_id"):
         source = f"{row['scorer']} of {'episodes' if row['step_index'] is None else 'steps'}"
-        found.append((episodes[row["episode_id"]], source, row["value"], row["error"]))
-    parts: dict[Any, list[tuple[Row, float | None, str | None]]] = defaultdict(list)
-    for episode, source, value, error in found:
-        parts[episode["run_id"], episode["task_id"], source].append((episode, value, error))
+        score_rows.append((episodes[row["episode_id"]], source, row["value"], row["error"]))
+    groups: dict[Any, list[tuple[Row, float | None, str | None]]] = defaultdict(list)
+    for episode, source, value, error in score_rows:
+        groups[episode["run_id"], episode["task_id"], source].append((episode, value, error))
     expected = []
-    for (run_id, task_id, source), entries in parts.items():
-        values = known(value for _, value, _ in entries)
+    for (run_id, task_id, source), entries in groups.items():
+        values = drop_unknown(value for _, value, _ in entries)
         of_task = [row for row in episodes.values() if (row["run_id"], row["task_id"]) == (run_id, task_id)]
         expected.append(
             {
@@ -155,9 +155,9 @@ def funnel_of(lk: Lake, run_id: str) -> list[tuple[str, dict[int, int], Counter[
     scores = rows(lk, "current_scores")
     credit = grouped(rows(lk, "current_advantages"), "episode_id")
     selections = grouped(newest(rows(lk, "selections"), when, "episode_id"), "episode_id")
-    seen: dict[int, set[int]] = defaultdict(set)
+    episodes_seen: dict[int, set[int]] = defaultdict(set)
     for row in consumed(lk):
-        seen[row["episode_id"]] |= set(range(row["first_step"], row["last_step"] + 1))
+        episodes_seen[row["episode_id"]] |= set(range(row["first_step"], row["last_step"] + 1))
     stages: dict[str, tuple[dict[int, int], Counter[str]]] = {
         name: ({}, Counter()) for name in ("generated", "scored", "credited", "selected", "trained")
     }
@@ -169,18 +169,18 @@ def funnel_of(lk: Lake, run_id: str) -> list[tuple[str, dict[int, int], Counter[
         values = [row for row in scores if row["episode_id"] == mine and row["value"] is not None]
         rewarded = {row["step_index"] for row in steps[mine,] if row["is_active"] and row["reward"] is not None}
         rewarded |= {row["step_index"] for row in values if row["step_index"] is not None}
-        whole = episode["env_return"] is not None or any(row["step_index"] is None for row in values)
-        reach(stages["scored"], mine, len(rewarded) if rewarded or whole else None, "unscored")
+        is_scored = episode["env_return"] is not None or any(row["step_index"] is None for row in values)
+        reach(stages["scored"], mine, len(rewarded) if rewarded or is_scored else None, "unscored")
         defined = {row["step_index"] for row in credit.get((mine,), []) if row["defined"]}
         reason = "advantage unknown" if (mine,) in credit else "not in the current credit"
         reach(stages["credited"], mine, len(defined) or None, reason)
-        chosen = selections.get((mine,), [])
-        dropped = [row for row in chosen if row["step_index"] is None and not row["kept"]]
-        lost = {row["step_index"] for row in chosen if row["step_index"] is not None and not row["kept"]}
+        selected = selections.get((mine,), [])
+        dropped = [row for row in selected if row["step_index"] is None and not row["kept"]]
+        lost = {row["step_index"] for row in selected if row["step_index"] is not None and not row["kept"]}
         filtered = dropped[0]["filter"] if dropped else ""
         reach(stages["selected"], mine, None if dropped else len(active) - len(lost), filtered)
-        reach(stages["trained"], mine, len(seen[mine]) or None, "not consumed")
-    return [(name, *found) for name, found in stages.items()]
+        reach(stages["trained"], mine, len(episodes_seen[mine]) or None, "not consumed")
+    return [(name, *counts) for name, counts in stages.items()]
 
 
 def reach(stage: tuple[dict[int, int], Counter[str]], episode_id: int, steps: int | None, reason: str) -> None:
@@ -192,11 +192,11 @@ def reach(stage: tuple[dict[int, int], Counter[str]], episode_id: int, steps: in
 
 def test_the_funnel_says_what_became_of_the_rollouts(lk: Lake) -> None:
     for run_id in ("one", "two"):
-        found = rows(lk, f"funnel WHERE run_id = '{run_id}' ORDER BY stage_number")
+        stage_rows = rows(lk, f"funnel WHERE run_id = '{run_id}' ORDER BY stage_number")
         total = len(rows(lk, f"episodes WHERE run_id = '{run_id}'"))
         expected = funnel_of(lk, run_id)
-        assert [row["stage"] for row in found] == [name for name, _, _ in expected]
-        for row, (_, reached, reasons) in zip(found, expected, strict=True):
+        assert [row["stage"] for row in stage_rows] == [name for name, _, _ in expected]
+        for row, (_, reached, reasons) in zip(stage_rows, expected, strict=True):
             assert (row["episodes"], row["steps"], row["missing"]) == (
                 len(reached),
                 sum(reached.values()),

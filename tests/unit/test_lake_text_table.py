@@ -27,15 +27,15 @@ def test_columns_are_as_wide_as_their_longest_value() -> None:
 @pytest.mark.parametrize("width", range(41, 130))
 def test_a_table_fits_and_cuts_texts_alone(width: int) -> None:
     row = (ID, 123456.0, "x" * 50, "y" * 30)
-    found = printed(width, row)
-    assert found is not None
-    assert all(len(line) <= width for line in found)
-    assert found[1].startswith(f"{ID}  123456  x")
-    one, two = found[1].split()[2:]
-    assert (one == "x" * 50 and two == "y" * 30) == (width >= 13 + 6 + 50 + 30 + 6), "no text is cut in vain"
-    if len(one) < 50:
-        assert one.endswith("\N{HORIZONTAL ELLIPSIS}")
-        assert len(one) >= len(two) - 1, "the widest is cut first"
+    lines = printed(width, row)
+    assert lines is not None
+    assert all(len(line) <= width for line in lines)
+    assert lines[1].startswith(f"{ID}  123456  x")
+    first, two = lines[1].split()[2:]
+    assert (first == "x" * 50 and two == "y" * 30) == (width >= 13 + 6 + 50 + 30 + 6), "no text is cut in vain"
+    if len(first) < 50:
+        assert first.endswith("\N{HORIZONTAL ELLIPSIS}")
+        assert len(first) >= len(two) - 1, "the widest is cut first"
 
 
 def test_what_cannot_fit_is_no_table() -> None:
@@ -45,9 +45,9 @@ def test_what_cannot_fit_is_no_table() -> None:
 
 def test_a_pipe_gets_whole_texts_within_reason() -> None:
     """What doctor found and what a plan explains is read in a file as well."""
-    found = format_table(["t"], [("x" * 500,), ("y" * 501,)], [False], [False], None)
-    assert found is not None
-    assert found[1:] == ["x" * 500, "y" * 499 + "\N{HORIZONTAL ELLIPSIS}"]
+    text_table = format_table(["t"], [("x" * 500,), ("y" * 501,)], [False], [False], None)
+    assert text_table is not None
+    assert text_table[1:] == ["x" * 500, "y" * 499 + "\N{HORIZONTAL ELLIPSIS}"]
 
 
 def test_a_value_a_line_is_printed_in_full() -> None:
@@ -66,16 +66,16 @@ def test_a_value_a_line_is_printed_in_full() -> None:
 
 
 def test_wide_characters_take_two_cells_and_control_characters_none() -> None:
-    found = format_table(
+    text_table = format_table(
         ["a", "b"], [("\u4f60\u597d", "x"), ("e\u0301", "\x1b[31m\n\u202e")], [False] * 2, [False] * 2, None
     )
-    assert found == ["a     b", "\u4f60\u597d  x", "e\u0301     \ufffd[31m \ufffd"]
+    assert text_table == ["a     b", "\u4f60\u597d  x", "e\u0301     \ufffd[31m \ufffd"]
 
 
 def test_rows_keep_their_order() -> None:
-    found = format_table(["n"], [(n,) for n in range(20)], [True], [True], 80)
-    assert found is not None
-    assert all(int(one) < int(two) for one, two in pairwise(found[1:]))
+    text_table = format_table(["n"], [(n,) for n in range(20)], [True], [True], 80)
+    assert text_table is not None
+    assert all(int(first) < int(two) for first, two in pairwise(text_table[1:]))
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_rows_keep_their_order() -> None:
 @pytest.mark.parametrize("width", [None, 60])
 def test_a_long_text_is_cut_in_time_that_grows_with_its_length(text: str, width: int | None) -> None:
     began = time.process_time()
-    found = format_table(["text"], [(text,)], [False], [False], width)
+    text_table = format_table(["text"], [(text,)], [False], [False], width)
     assert time.process_time() - began < 5, "one character at a time would take minutes"
-    assert found is not None
-    (_, line) = found
+    assert text_table is not None
+    (_, line) = text_table
     assert line.endswith("\N{HORIZONTAL ELLIPSIS}")
     assert text.startswith(line[:-1].rstrip())
     cells = sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) == "W" else 1 for c in line)

@@ -93,7 +93,7 @@ def test_the_same_episode_from_another_process_is_present(lk: Lake) -> None:
 
 
 def test_other_content_under_the_same_key_is_a_conflict(lk: Lake) -> None:
-    others = [
+    variants = [
         episode(steps=3),
         episode(env_return=1.0),
         episode(tokens=True),
@@ -102,10 +102,10 @@ def test_other_content_under_the_same_key_is_a_conflict(lk: Lake) -> None:
     ]
     record(lk, episode())
     before = contents(lk.snapshot(), ("episodes", "steps", "tokens"))
-    counts = record(lk, *others)
-    assert (counts.new, counts.present, counts.rejected) == (0, 0, len(others))
+    counts = record(lk, *variants)
+    assert (counts.new, counts.present, counts.rejected) == (0, 0, len(variants))
     rejects = lk.scan("rejects").collect().to_dicts()
-    assert len(rejects) == len(others)
+    assert len(rejects) == len(variants)
     for reject in rejects:
         assert reject["reason"] == "conflict"
         assert "run 'run', task 'task', rollout 0, attempt 0" in reject["message"]
@@ -114,7 +114,7 @@ def test_other_content_under_the_same_key_is_a_conflict(lk: Lake) -> None:
 
 
 def test_another_key_is_another_episode(lk: Lake) -> None:
-    others: list[dict[str, Any]] = [
+    variants: list[dict[str, Any]] = [
         {"attempt": 1},
         {"index": 1},
         {"agent_id": "a"},
@@ -124,7 +124,7 @@ def test_another_key_is_another_episode(lk: Lake) -> None:
         {"task": "other"},
     ]
     record(lk, episode())
-    assert record(lk, *(episode(**other) for other in others)).new == len(others)
+    assert record(lk, *(episode(**fields) for fields in variants)).new == len(variants)
 
 
 def test_an_unknown_field_is_not_the_same_as_zero(lk: Lake) -> None:
@@ -151,13 +151,13 @@ def test_the_first_of_a_key_in_a_batch_wins(lk: Lake) -> None:
 def test_what_a_repeat_is_does_not_depend_on_the_batch(tmp_path: Path) -> None:
     """The lake holds the second content of a key: the first is the conflict, not the second."""
     records = [episode(steps=1), episode(steps=2), episode(steps=1), episode(steps=2)]
-    found = []
-    for batches in ([records], [[one] for one in records]):
+    rows_found = []
+    for batches in ([records], [[record_written] for record_written in records]):
         lk = lake.open(tmp_path / str(len(batches)), create=True)
         record(lk, episode(steps=2))
         counts = [record(lk, *batch) for batch in batches]
-        found.append((sum(c.new for c in counts), sum(c.present for c in counts), sum(c.rejected for c in counts)))
-    assert found == [(0, 2, 2)] * 2
+        rows_found.append((sum(c.new for c in counts), sum(c.present for c in counts), sum(c.rejected for c in counts)))
+    assert rows_found == [(0, 2, 2)] * 2
 
 
 def test_an_empty_batch_writes_nothing(lk: Lake) -> None:
@@ -169,11 +169,11 @@ def test_an_empty_batch_writes_nothing(lk: Lake) -> None:
 
 def test_a_record_that_is_recorded_is_not_changed(lk: Lake) -> None:
     """So that it can be recorded again, under another run."""
-    one = episode()
-    record(lk, one)
-    assert one == episode()
+    first = episode()
+    record(lk, first)
+    assert first == episode()
     with lk.job(kind="collect", run_id="other") as job:
-        assert job.record([one]).new == 1
+        assert job.record([first]).new == 1
     assert set(lk.scan("episodes").collect()["run_id"]) == {"run", "other"}
 
 
@@ -194,8 +194,8 @@ def test_a_record_without_any_run_is_rejected(lk: Lake) -> None:
 def test_a_race_lost_to_other_episodes_costs_a_retry_and_nothing_else(
     lk: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = lake.open(lk.uri)
-    meanwhile(lk, monkeypatch, lambda: record(other, episode("theirs"), episode("theirs", 1)) and None)
+    reader = lake.open(lk.uri)
+    meanwhile(lk, monkeypatch, lambda: record(reader, episode("theirs"), episode("theirs", 1)) and None)
     counts = record(lk, episode("mine"))
     assert counts.new == 1
     assert assert_whole(lk.snapshot()) == 3
@@ -203,8 +203,8 @@ def test_a_race_lost_to_other_episodes_costs_a_retry_and_nothing_else(
 
 
 def test_a_race_lost_to_the_same_episodes_abandons_the_write(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = lake.open(lk.uri)
-    meanwhile(lk, monkeypatch, lambda: record(other, episode(tokens=True)) and None)
+    second = lake.open(lk.uri)
+    meanwhile(lk, monkeypatch, lambda: record(second, episode(tokens=True)) and None)
     counts = record(lk, episode(tokens=True))
     assert (counts.new, counts.present) == (0, 1)
     assert assert_whole(lk.snapshot()) == 1
@@ -212,8 +212,8 @@ def test_a_race_lost_to_the_same_episodes_abandons_the_write(lk: Lake, monkeypat
 
 
 def test_a_race_lost_in_part_writes_the_rest_under_another_write_id(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = lake.open(lk.uri)
-    meanwhile(lk, monkeypatch, lambda: record(other, episode("a"), episode("b", steps=5)) and None)
+    second = lake.open(lk.uri)
+    meanwhile(lk, monkeypatch, lambda: record(second, episode("a"), episode("b", steps=5)) and None)
     counts = record(lk, episode("a"), episode("b"), episode("c"), episode("d"))
     assert (counts.new, counts.present, counts.rejected) == (2, 1, 1)
     snapshot = lk.snapshot()
@@ -245,26 +245,26 @@ def test_a_commit_that_arrived_although_it_was_reported_lost_is_found(
 
 def test_two_commits_checked_at_one_version_cannot_both_succeed(lk: Lake) -> None:
     """The compare-and-swap itself, below the writer: same version, disjoint episodes, two handles."""
-    other = lake.open(lk.uri)
-    frames = [prepared(one) for one in (episode("a"), episode("b"))]
+    second = lake.open(lk.uri)
+    frames = [prepared(record_given) for record_given in (episode("a"), episode("b"))]
     version = lk._store.refresh("episodes")
-    assert other._store.refresh("episodes") == version
+    assert second._store.refresh("episodes") == version
     lk._store.append_episodes([lk._store.stage("episodes", frames[0])], version)
     with pytest.raises(CommitLostError):
-        other._store.append_episodes([other._store.stage("episodes", frames[1])], version)
+        second._store.append_episodes([second._store.stage("episodes", frames[1])], version)
     with pytest.raises(CommitLostError):
         lk._store.append_episodes([lk._store.stage("episodes", frames[1])], version)
-    other._store.append_episodes([other._store.stage("episodes", frames[1])], other._store.refresh("episodes"))
+    second._store.append_episodes([second._store.stage("episodes", frames[1])], second._store.refresh("episodes"))
     assert lk.scan("episodes").collect()["task_id"].sort().to_list() == ["a", "b"]
 
 
-def prepared(one: EpisodeRecord) -> pl.DataFrame:
+def prepared(record_given: EpisodeRecord) -> pl.DataFrame:
     from lake.records import identify
     from lake.tables.contracts import conform
     from lake.write.rows import build_episodes_frame
 
-    one.run_id = "run"
-    return conform(build_episodes_frame([one], [identify(one, "run")], 1), TABLES["episodes"])
+    record_given.run_id = "run"
+    return conform(build_episodes_frame([record_given], [identify(record_given, "run")], 1), TABLES["episodes"])
 
 
 # ---------------------------------------------------------------- dead writes
@@ -311,8 +311,8 @@ def test_dead_rows_in_a_compacted_file_are_filtered(lk: Lake, monkeypatch: pytes
 def test_compaction_makes_nothing_new_and_nothing_lost(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that indexed the old files, and one that never saw them, both know what is present."""
     records = [episode("t", n, tokens=True) for n in range(4)]
-    for one in records:
-        record(lk, one)
+    for record_given in records:
+        record(lk, record_given)
     die_before_episodes(lk, monkeypatch, episode("dead"))
     expected = contents(lk.snapshot(), ("episodes", "steps", "tokens"))
     compact(lk, "steps", "tokens", "episodes", "jobs")
@@ -346,7 +346,7 @@ def test_a_checkpoint_of_the_log_keeps_what_writing_relies_on(lk: Lake, monkeypa
 
 @pytest.mark.slow
 def test_many_commits_pass_a_checkpoint_of_the_log(lk: Lake) -> None:
-    """Delta makes a checkpoint every 100 commits by itself."""
+    """Delta makes a checkpoint every 100 commits alone."""
     for n in range(105):
         assert record(lk, episode("t", n, steps=1)).new == 1
     assert (Path(lk.uri) / "episodes" / "_delta_log" / "_last_checkpoint").exists()

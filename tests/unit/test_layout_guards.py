@@ -22,13 +22,13 @@ import pytest
 
 from lake.care.doctor import LAYERS, describe_foreign_owners, find_installation_faults, find_misplaced_layers
 from testkit.lakes import build_lake
-from testkit.sources import ROOT, asserted_sentences, product
+from testkit.product_sources import ROOT, asserted_sentences, product
 
 HEAVY = {"torch", "transformers", "streamlit", "pandas"}
 
 
 def fresh_python(code: str, *, cwd: Path = ROOT, path: str = "") -> list[str]:
-    """Words printed by code in an interpreter of its own."""
+    """Words printed by code in its own interpreter."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=cwd,
@@ -65,8 +65,8 @@ def test_an_installed_rival_is_found(tmp_path: Path) -> None:
     (metadata / "top_level.txt").write_text("trainer\n")
 
     code = "from lake.care.doctor import find_installation_faults; print(*find_installation_faults(), sep='|')"
-    found = fresh_python(code, cwd=tmp_path, path=str(tmp_path))
-    owned, shadowed = " ".join(found).split("|")
+    printed = fresh_python(code, cwd=tmp_path, path=str(tmp_path))
+    owned, shadowed = " ".join(printed).split("|")
     assert "`trainer` is also installed by `rival-trainer`" in owned
     assert f"`import trainer` finds {tmp_path / 'trainer' / '__init__.py'} instead of" in shadowed
 
@@ -123,7 +123,8 @@ def test_import_lake_is_light() -> None:
 
 
 def test_a_sandbox_worker_loads_no_engine() -> None:
-    """Whatever it loads counts against the memory of each user function, and against the time of its first call."""
+    """Everything that it loads counts against the memory of each user function, and against the time of its first
+    call."""
     worker = "import sys, pipelines.score.sandbox.worker; from pipelines.score import reward_function"
     assert set(fresh_python(f"{worker}; print(*sys.modules)")) & (HEAVY | ENGINES | {"deltalake", "pydantic"}) == set()
 
@@ -137,10 +138,10 @@ def test_working_with_a_lake_is_light_and_no_module_of_a_light_layer_imports_a_h
         "print(*sys.modules)"
     )
     words = fresh_python(code, cwd=tmp_path)
-    working, every = set(words[: words.index("ALL")]), set(words)
+    working, all_modules = set(words[: words.index("ALL")]), set(words)
     assert "polars" in working
     assert working & HEAVY == set()
-    assert every & (HEAVY - {"pandas"}) == set()
+    assert all_modules & (HEAVY - {"pandas"}) == set()
 
 
 def test_the_help_of_the_command_imports_nothing_but_click() -> None:
@@ -167,7 +168,7 @@ LOADED = (
 )
 """Command -> the heavy packages that it may load: half of the time of a small question is loading these.
 
-Commands of one process stand together, each of which may load what those before it may.
+Commands of one process stand together, and each may load what those before it may.
 """
 
 
@@ -233,17 +234,17 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_assert_holds_a_sentence_of_the_product() -> None:
-    known = frozenset().union(*(source.sentences for source in product().values()))
+    sentences = frozenset().union(*(source.sentences for source in product().values()))
     faults = [
         f"{path.relative_to(ROOT)}:{line}: {sentence!r} is of the product; compare it by the fixture `wording`"
         for path in sorted((ROOT / "tests").rglob("*.py"))
-        for line, sentence in asserted_sentences(path.read_text("utf-8"), known)
+        for line, sentence in asserted_sentences(path.read_text("utf-8"), sentences)
     ]
     assert not faults, "\n".join(faults)
 
 
 def test_a_sentence_in_an_assert_is_told_from_other_texts() -> None:
-    known = frozenset({("there", "is", "no", "lake", "at")})
+    sentences = frozenset({("there", "is", "no", "lake", "at")})
     test = """
 def test(error):
     text = "there is no lake at"
@@ -253,4 +254,4 @@ def test(error):
     assert "there is no\\nlake at" in text, text
     assert "no lake at" in text
 """
-    assert sorted(line for line, _ in asserted_sentences(test, known)) == [4, 7]
+    assert sorted(line for line, _ in asserted_sentences(test, sentences)) == [4, 7]

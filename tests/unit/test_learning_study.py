@@ -65,11 +65,11 @@ def test_a_run_that_ended_is_not_run_again_and_one_that_was_cut_short_is(tmp_pat
     results = run_all(tmp_path)
     task = compared_tasks(SETTINGS, COIN, results)[3]
     assert results.missing([task]) == []
-    place = tmp_path / "results" / f"{task.name}.json"
-    place.rename(place.with_suffix(".partial"))
+    file = tmp_path / "results" / f"{task.name}.json"
+    file.rename(file.with_suffix(".partial"))
     assert results.missing([task]) == [task]
     with pytest.raises(ValueError, match=f"run {task.name} is missing"):
-        results.known(task)
+        results.read_ended(task)
 
 
 def test_measures(tmp_path: Path) -> None:
@@ -109,16 +109,18 @@ EMPTY, FULL = "\n\nInventory: \n  nothing", "\n\nInventory: \n  a coin"
 def walks_of(texts: list[str], rewards: list[float] | None = None, episodes: list[int] | None = None) -> Walks:
     """Steps of siblings that saw these texts."""
     ids = episodes or list(range(len(texts)))
-    given = rewards or [0.0] * len(texts)
+    rewards_given = rewards or [0.0] * len(texts)
     frame = pl.DataFrame(
         {
             "group_id": [1] * len(texts),
             "episode_id": ids,
-            "step_index": [ids[:at].count(one) for at, one in enumerate(ids)],
+            "step_index": [ids[:at].count(episode_id) for at, episode_id in enumerate(ids)],
             "state": texts,
             "state_hash": [hash(text) % 2**62 for text in texts],
-            "reward": given,
-            "episode_score": [sum(r for r, e in zip(given, ids, strict=True) if e == one) for one in ids],
+            "reward": rewards_given,
+            "episode_score": [
+                sum(r for r, e in zip(rewards_given, ids, strict=True) if e == episode_id) for episode_id in ids
+            ],
             "status": ["completed"] * len(texts),
         }
     )
@@ -129,8 +131,8 @@ def partition(name: str, texts: list[str]) -> list[int]:
     """Which of these texts are the same state: the index of the first of each."""
     walks = walks_of(texts)
     definition = TypeAdapter(Anchors).validate_python(DEFINITIONS[name])
-    found = definition.keys(walks.batch, walks.included_N).to_list()
-    return [found.index(key) for key in found]
+    keys = definition.keys(walks.batch, walks.included_N).to_list()
+    return [keys.index(key) for key in keys]
 
 
 def test_what_each_normalisation_takes_for_the_same_state() -> None:

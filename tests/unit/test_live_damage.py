@@ -1,4 +1,4 @@
-"""What the disk, or an agent's judgement, does to a recording is told, and costs no more than it has to."""
+"""What the disk, or an agent's judgement, does to a recording is reported, and costs no more than it has to."""
 
 import errno
 from pathlib import Path
@@ -33,9 +33,9 @@ def step(index: int) -> StepFrame:
 
 
 def record_of(*frames: Frame) -> EpisodeRecord:
-    (found,) = assemble_frames([begin(), *frames])
-    assert isinstance(found, EpisodeRecord)
-    return found
+    (record,) = assemble_frames([begin(), *frames])
+    assert isinstance(record, EpisodeRecord)
+    return record
 
 
 def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
@@ -48,8 +48,8 @@ def test_a_spool_that_cannot_be_read_at_the_end_is_kept_for_the_next_recorder(
     empty_lake(tmp_path / "lake")
     options = {"run": "r", "spool": tmp_path / "spool", "batch_seconds": 3600}
     recorder = lake.recorder(tmp_path / "lake", **options)
-    with recorder.episode("t") as episode, episode.step(state="s") as taken:
-        taken.action("a")
+    with recorder.episode("t") as episode, episode.step(state="s") as step_frame:
+        step_frame.action("a")
 
     def broken(_: EpisodeLog) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -64,13 +64,13 @@ def test_a_spool_that_cannot_be_read_at_the_end_is_kept_for_the_next_recorder(
 
 def test_an_episode_that_lost_a_frame_to_the_disk_is_a_reject_and_never_half(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
-    spool, damaged, whole = Spool.create(tmp_path / "spool"), new_key(), new_key()
+    spool, damaged, undamaged = Spool.create(tmp_path / "spool"), new_key(), new_key()
     for number, frame in ((0, begin()), (1, step(0)), (3, step(2)), (4, EndFrame())):
         spool.append(encode(damaged, number, frame))
-    other = begin()
-    other.episode.task_id = "other"
-    for number, frame in enumerate((other, step(0), EndFrame())):
-        spool.append(encode(whole, number, frame))
+    other_begin = begin()
+    other_begin.episode.task_id = "other"
+    for number, frame in enumerate((other_begin, step(0), EndFrame())):
+        spool.append(encode(undamaged, number, frame))
     assert spool.sync(10)
     spool.close()
     with lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool") as recorder:
@@ -95,29 +95,29 @@ def test_a_spool_whose_files_are_deleted_says_so_and_goes_on(tmp_path: Path) -> 
 
 def test_a_judgement_of_a_step_that_was_not_recorded_is_not_the_episodes() -> None:
     stray = ScoreFrame(score=ScoreRecord(scorer="judge", value=-1.0, step_index=7))
-    own = ScoreFrame(score=ScoreRecord(scorer="judge", value=1.0))
-    found = record_of(step(0), RewardFrame(value=3.0, step_index=7), stray, own, EndFrame())
-    assert [(score.value, score.step_index) for score in found.scores] == [(1.0, None)]
-    assert (found.env_return, found.steps[0].reward) == (None, None)
-    assert found.extra is not None
-    assert found.extra["scores_of_no_step"][0]["step_index"] == 7
+    score_frame = ScoreFrame(score=ScoreRecord(scorer="judge", value=1.0))
+    record = record_of(step(0), RewardFrame(value=3.0, step_index=7), stray, score_frame, EndFrame())
+    assert [(score.value, score.step_index) for score in record.scores] == [(1.0, None)]
+    assert (record.env_return, record.steps[0].reward) == (None, None)
+    assert record.extra is not None
+    assert record.extra["scores_of_no_step"][0]["step_index"] == 7
 
 
 @pytest.mark.parametrize("scorer", ["", " ", "judge@v2"])
 def test_a_score_that_is_none_does_not_cost_the_episode(scorer: str) -> None:
-    found = record_of(step(0), ScoreFrame(score=ScoreRecord(scorer=scorer, value=1.0)), EndFrame())
-    assert found.scores == []
-    assert found.extra is not None
-    assert found.extra["not_taken"]["scores"][0]["scorer"] == scorer
+    record = record_of(step(0), ScoreFrame(score=ScoreRecord(scorer=scorer, value=1.0)), EndFrame())
+    assert record.scores == []
+    assert record.extra is not None
+    assert record.extra["not_taken"]["scores"][0]["scorer"] == scorer
 
 
 def test_what_is_said_of_an_episode_and_is_not_valid_is_kept_beside_it() -> None:
-    found = record_of(step(0), EndFrame(status="success", cost=float("inf"), env_return=float("nan")))
-    assert (found.status, found.cost, found.env_return) == ("completed", None, None)
-    assert found.extra is not None
-    assert set(found.extra["not_taken"]) == {"status", "cost", "env_return"}
+    record = record_of(step(0), EndFrame(status="success", cost=float("inf"), env_return=float("nan")))
+    assert (record.status, record.cost, record.env_return) == ("completed", None, None)
+    assert record.extra is not None
+    assert set(record.extra["not_taken"]) == {"status", "cost", "env_return"}
 
 
 def test_ids_of_tool_calls_that_are_no_text_cost_nothing() -> None:
-    said = StepRecord(state="s", action="a", context=[{"role": "tool", "content": "x", "tool_call_id": ["l"]}])
-    assert not isinstance(record_of(step(0), StepFrame(index=1, step=said), EndFrame()), Reject)
+    step_record = StepRecord(state="s", action="a", context=[{"role": "tool", "content": "x", "tool_call_id": ["l"]}])
+    assert not isinstance(record_of(step(0), StepFrame(index=1, step=step_record), EndFrame()), Reject)

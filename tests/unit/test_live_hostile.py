@@ -1,6 +1,6 @@
-"""Whatever an agent gives or does, nothing is raised into it, and each thing has an outcome that is counted.
+"""No matter what an agent gives or does, nothing is raised into it, and each thing has an outcome that is counted.
 
-1. Values: rewards, messages, objects that break whoever looks at them.
+1. Values: rewards, messages, objects that break anyone who looks at them.
 2. Secrets in exceptions.
 3. Order: steps inside steps, after the end, after the recorder was closed, cancelled, closed from outside.
 """
@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from lake.records import EpisodeRecord
-from testkit.spooled import Spooled, spooled
+from testkit.spooled_episodes import Spooled, spooled
 
 SECRET = "sk-aB3dE5fG7hJ9kL1mN3pQ"
 
 
 @pytest.fixture(scope="module")
 def into(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spooled]:
-    with spooled(tmp_path_factory.mktemp("spool")) as found:
-        yield found
+    with spooled(tmp_path_factory.mktemp("spool")) as rollouts:
+        yield rollouts
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def user(content: Any) -> dict[str, Any]:
 
 
 class Hostile(BaseException):
-    """An object, and an exception, that breaks whoever looks at it."""
+    """An object, and an exception, that breaks anyone who looks at it."""
 
     def __repr__(self) -> str:
         raise RuntimeError("do not look at me")
@@ -71,19 +71,21 @@ NONE = [float("nan"), float("inf"), np.float32("-inf"), 10**400, "high", "0.5", 
 
 def test_a_reward_is_a_finite_number_or_it_is_told(into: Spooled) -> None:
     ones = [(value, 1.0) for value in (1, True, np.int64(1), np.bool_(True))]
-    for given, taken in [*((n, 0.5) for n in NUMBERS), *ones, (1e308, 1e308), *((n, None) for n in NONE)]:
+    for reward_given, expected in [*((n, 0.5) for n in NUMBERS), *ones, (1e308, 1e308), *((n, None) for n in NONE)]:
         before = into.troubles
         with into.episode() as episode:
             with episode.step(state="s") as step:
                 step.action("a")
-                step.reward(given)
-            step.reward(given)
-            episode.reward(given)
-            episode.score("judge", given)
+                step.reward(reward_given)
+            step.reward(reward_given)
+            episode.reward(reward_given)
+            episode.score("judge", reward_given)
         record = into.records()[-1]
-        assert (record.steps[0].reward, record.env_return) == (taken, taken)
-        told = 0 if taken is not None else 3 if given is None else 4  # a score may be no number: the judge failed
-        assert into.troubles - before == told
+        assert (record.steps[0].reward, record.env_return) == (expected, expected)
+        n_troubles = (
+            0 if expected is not None else 3 if reward_given is None else 4
+        )  # a score may be no number: the judge failed
+        assert into.troubles - before == n_troubles
 
 
 def cycle(width: int) -> Any:
@@ -153,22 +155,22 @@ def test_what_is_of_the_wrong_type_stands_in_extra_by_its_name(into: Spooled) ->
             step.action("a")
         episode.update(stop_reason=b"r", terminated="perhaps", cost=float("inf"))
     record = into.records()[-1]
-    (found,) = record.steps
-    assert (found.model, found.cost, record.stop_reason, record.terminated, record.cost) == (None,) * 5
-    assert found.extra == {"not_taken": {"model": "b'm'"}, "cost": "nan"}
+    (only_step,) = record.steps
+    assert (only_step.model, only_step.cost, record.stop_reason, record.terminated, record.cost) == (None,) * 5
+    assert only_step.extra == {"not_taken": {"model": "b'm'"}, "cost": "nan"}
     assert record.extra == {"not_taken": {"stop_reason": "b'r'", "terminated": "perhaps"}, "cost": "inf"}
 
 
 def test_a_message_that_is_longer_than_the_memory_for_it_is_recorded(tmp_path: Path) -> None:
     """What comes behind it waits for the disk: memory that is full for a moment is no reason to lose an episode."""
     text = "x" * 5_000_000
-    with spooled(tmp_path, buffer_bytes=1_000_000) as own:
+    with spooled(tmp_path, buffer_bytes=1_000_000) as small_spool:
         for _ in range(3):
-            with own.episode() as episode, episode.step(messages=[user(text)]) as step:
+            with small_spool.episode() as episode, episode.step(messages=[user(text)]) as step:
                 step.action("long")
             episode.reward(1.0)
-        assert [record.steps[0].state for record in own.records()] == [text] * 3
-        assert own.sink.counts.lost == 0
+        assert [record.steps[0].state for record in small_spool.records()] == [text] * 3
+        assert small_spool.sink.counts.lost == 0
 
 
 # ---------------------------------------------------------------- 2. secrets
@@ -244,18 +246,18 @@ def test_what_comes_after_the_end_is_told(into: Spooled) -> None:
 
 def test_an_episode_goes_on_when_its_spool_was_closed(tmp_path: Path) -> None:
     """As after `Recorder.close`: the episode is left out, and counted once."""
-    with spooled(tmp_path) as own:
-        episode = own.episode()
+    with spooled(tmp_path) as small_spool:
+        episode = small_spool.episode()
         with episode.step(state="s") as step:
             step.action("a")
-        own.sink.spool.close()
+        small_spool.sink.spool.close()
         for _ in range(3):
             with episode.step(state="s") as step:
                 step.action("a")
         episode.end()
-        with own.episode() as another, another.step(state="s") as step:
+        with small_spool.episode() as another, another.step(state="s") as step:
             step.action("a")
-        assert (own.sink.counts.lost, own.sink.counts.finished) == (2, 0)
+        assert (small_spool.sink.counts.lost, small_spool.sink.counts.finished) == (2, 0)
 
 
 def test_a_step_that_is_cancelled_is_what_was_known_of_it(into: Spooled) -> None:

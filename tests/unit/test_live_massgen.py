@@ -81,12 +81,12 @@ class Agent:
     async def chat(self, messages: list[Any], tools: Any = None, reset_chat: bool = False) -> AsyncIterator[Any]:
         self.conversation_history = [] if reset_chat else self.conversation_history
         self.conversation_history += messages
-        for one in self.chunks:
+        for chunk in self.chunks:
             await asyncio.sleep(0)
             try:
-                if isinstance(one, BaseException):
-                    raise one  # noqa: TRY301 - the stream's own
-                self.told.append((yield one))
+                if isinstance(chunk, BaseException):
+                    raise chunk  # noqa: TRY301 - the stream's own
+                self.told.append((yield chunk))
             except BaseException as error:
                 self.told.append(error)
                 raise
@@ -106,12 +106,12 @@ def recording(tmp_path: Path) -> Iterator[Recorder]:
 
 
 def episodes(tmp_path: Path) -> list[EpisodeRecord]:
-    found = records(lake.open(tmp_path / "lake")).values()
-    return sorted(found, key=lambda record: (record.started_at is None, record.started_at))
+    episodes_read = records(lake.open(tmp_path / "lake")).values()
+    return sorted(episodes_read, key=lambda record: (record.started_at is None, record.started_at))
 
 
 async def drained(stream: Any) -> list[Any]:
-    return [one async for one in stream]
+    return [chunk async for chunk in stream]
 
 
 def test_an_agents_call_is_an_episode(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_an_agents_call_is_an_episode(tmp_path: Path) -> None:
     assert episode.initial_messages == [{"role": "system", "content": "Be brief."}, QUESTION]
     assert [(step.reasoning, step.action) for step in episode.steps] == [("Hm.", "I look."), (None, "Paris.")]
     assert [len(step.tool_calls or ()) for step in episode.steps] == [1, 1], "a call that is told twice is one"
-    (seen,) = episode.steps[1].context
-    assert (seen["role"], seen["tool_call_id"], seen["content"]) == ("tool", "c7", "Paris,\nin the north")
+    (message,) = episode.steps[1].context
+    assert (message["role"], message["tool_call_id"], message["content"]) == ("tool", "c7", "Paris,\nin the north")
 
 
 def test_the_context_is_the_conversation_so_far(tmp_path: Path) -> None:
@@ -156,20 +156,20 @@ FAULTS: list[tuple[Any, str, str | None]] = [
 
 def test_an_error_is_recorded_and_goes_on(tmp_path: Path) -> None:
     async def run(agent: Any) -> tuple[list[Any], BaseException | None]:
-        seen = []
+        chunks_out = []
         try:
-            async for one in agent.chat([QUESTION]):
-                seen.append(one)
+            async for chunk in agent.chat([QUESTION]):
+                chunks_out.append(chunk)
         except BaseException as raised:
-            return seen, raised
-        return seen, None
+            return chunks_out, raised
+        return chunks_out, None
 
     with recording(tmp_path) as recorder:
         for number, (fault, _, _) in enumerate(FAULTS):
             chunks = [chunk("content", content="I"), fault]
-            seen, raised = asyncio.run(run(Recorded(f"agent-{number}", chunks, recorder=recorder)))
-            assert [*seen, raised][:2] == chunks, "the same exception"
-    recorded = {one.agent_id: (one.status, (one.error or "").strip()) for one in episodes(tmp_path)}
+            chunks_out, raised = asyncio.run(run(Recorded(f"agent-{number}", chunks, recorder=recorder)))
+            assert [*chunks_out, raised][:2] == chunks, "the same exception"
+    recorded = {record.agent_id: (record.status, (record.error or "").strip()) for record in episodes(tmp_path)}
     assert recorded == {
         f"agent-{number}": (status, (error or "").strip()) for number, (_, status, error) in enumerate(FAULTS)
     }
@@ -180,7 +180,7 @@ def test_a_stream_that_is_left_is_closed_and_recorded_as_aborted(tmp_path: Path)
         stream = agent.chat([QUESTION])
         await stream.__anext__()
         await stream.aclose()
-        assert [type(one) for one in agent.told] == [GeneratorExit], "before aclose returns"
+        assert [type(signal) for signal in agent.told] == [GeneratorExit], "before aclose returns"
         with pytest.raises(StopAsyncIteration):
             await stream.__anext__()
 
@@ -190,12 +190,12 @@ def test_a_stream_that_is_left_is_closed_and_recorded_as_aborted(tmp_path: Path)
         gc.collect()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert [type(one) for one in agent.told] == [GeneratorExit]
+        assert [type(signal) for signal in agent.told] == [GeneratorExit]
 
     with recording(tmp_path) as recorder:
         asyncio.run(leave(Recorded("left", WORKED[1:], recorder=recorder)))
         asyncio.run(forget(Recorded("forgotten", WORKED[1:], recorder=recorder)))
-    assert [(one.agent_id, one.status, one.steps[0].action) for one in episodes(tmp_path)] == [
+    assert [(record.agent_id, record.status, record.steps[0].action) for record in episodes(tmp_path)] == [
         ("left", "aborted", "I "),
         ("forgotten", "aborted", "I "),
     ]
@@ -232,8 +232,8 @@ class RecordedStubborn(RecordedAgent, Stubborn):
 
 async def _driven(agent: Any, moves: list[str], messages: Any) -> list[Any]:
     """What a caller sees of a stream, move by move."""
-    stream, seen = agent.chat(messages), []
-    made: dict[str, Callable[[], Any]] = {
+    stream, chunks_out = agent.chat(messages), []
+    factories: dict[str, Callable[[], Any]] = {
         "next": stream.__anext__,
         "send": lambda: stream.asend("value"),
         "throw": lambda: stream.athrow(Thrown("x")),
@@ -242,12 +242,12 @@ async def _driven(agent: Any, moves: list[str], messages: Any) -> list[Any]:
     }
     for move in moves:
         try:
-            got = await made[move]()
-            seen.append((move, getattr(got, "content", got)))
+            got = await factories[move]()
+            chunks_out.append((move, getattr(got, "content", got)))
         except BaseException as error:
-            seen.append((move, traceback.format_exception_only(error)))
+            chunks_out.append((move, traceback.format_exception_only(error)))
     await stream.aclose()
-    return [*seen, *map(repr, agent.told)]
+    return [*chunks_out, *map(repr, agent.told)]
 
 
 @given(MOVES, st.sampled_from((None, "fault")))
@@ -289,8 +289,8 @@ def test_off_it_is_the_agents_own_stream(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_collecting_never_breaks_the_agent(broken: dict[str, Any]) -> None:
     class Plain(Agent):
         async def chat(self, messages: Any, tools: Any = None) -> AsyncIterator[Any]:
-            for one in self.chunks:
-                yield one
+            for chunk in self.chunks:
+                yield chunk
 
     class Both(RecordedAgent, Plain):
         pass
@@ -339,8 +339,8 @@ class Team:
 
     async def chat(self, messages: list[Any], tools: Any = None) -> AsyncIterator[Any]:
         for act in self.script:
-            if (made := act(self)) is not None:
-                yield made
+            if (decision := act(self)) is not None:
+                yield decision
 
 
 class RecordedTeam(RecordedOrchestrator, Team):
@@ -381,9 +381,9 @@ def test_a_coordination_is_an_episode_of_votes_answers_and_restarts(tmp_path: Pa
         assert recorder.stats().troubles == 0
     (episode,) = episodes(tmp_path)
     assert (episode.task_id, episode.agent_id) == (f"coordination: {QUESTION['content']}", "orchestrator")
-    kept, by_id = (episode.extra or {})["massgen"], {span.span_id: span.attributes or {} for span in episode.spans}
-    said = [by_id[span_id] for span_id in kept["spans"]]
-    assert [span["action_type"] for span in said] == [
+    massgen, by_id = (episode.extra or {})["massgen"], {span.span_id: span.attributes or {} for span in episode.spans}
+    span_attributes = [by_id[span_id] for span_id in massgen["spans"]]
+    assert [span["action_type"] for span in span_attributes] == [
         "new_answer",
         "restart",
         "vote",
@@ -393,16 +393,16 @@ def test_a_coordination_is_an_episode_of_votes_answers_and_restarts(tmp_path: Pa
         "final_answer",
         "restart_decision",
     ]
-    assert said[0]["action_data"] == {
+    assert span_attributes[0]["action_data"] == {
         "agent_id": "a",
         "answer_summary": ("Paris. " * 50)[:200],
         "label": "agent1.1",
     }
-    assert said[0]["agent_states"]["a"] == {"has_voted": False, "has_answer": True}
-    assert (said[2]["action_data"]["voter"], said[2]["action_data"]["voted_for"]) == ("a", "a")
-    assert said[6]["action_data"]["answer"] == "It is Paris."
-    assert said[7]["action_data"]["should_restart"] is False
-    assert kept["trace"]["metadata"]["selected_agent"] == "a"
+    assert span_attributes[0]["agent_states"]["a"] == {"has_voted": False, "has_answer": True}
+    assert (span_attributes[2]["action_data"]["voter"], span_attributes[2]["action_data"]["voted_for"]) == ("a", "a")
+    assert span_attributes[6]["action_data"]["answer"] == "It is Paris."
+    assert span_attributes[7]["action_data"]["should_restart"] is False
+    assert massgen["trace"]["metadata"]["selected_agent"] == "a"
     assert (episode.prompt_tokens, episode.completion_tokens) == (None, 7)
 
 
@@ -413,9 +413,9 @@ def test_rewards_of_a_coordination_are_computed_from_what_was_recorded(tmp_path:
     for name in ("voting", "coordination"):
         done = CliRunner().invoke(trajlake, ["score", name, "--lake", str(tmp_path / "lake")])
         assert done.exit_code == 0, done.output
-    found = lake.open(tmp_path / "lake").sql("SELECT scorer, value FROM scores WHERE step_index IS NULL")
+    scores = lake.open(tmp_path / "lake").sql("SELECT scorer, value FROM scores WHERE step_index IS NULL")
     # Both vote for the one who leads; no round too many, the default quality of 0.7, 1 for the agreement.
-    assert dict(found.rows()) == {"voting": 1.0, "coordination": pytest.approx(2 * 0.7 + 1)}
+    assert dict(scores.rows()) == {"voting": 1.0, "coordination": pytest.approx(2 * 0.7 + 1)}
 
 
 def test_a_coordination_goes_on_without_an_agent_and_ends_without_its_tracker(tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_coordination_goes_on_without_an_agent_and_ends_without_its_tracker(tm
         for script in ([_answers, loses, _votes], [_answers, breaks], [_answers, lambda _: chunk("error", error="no")]):
             asyncio.run(drained(RecordedTeam(agents, script, recorder=recorder).chat([QUESTION])))
         assert recorder.stats().troubles == 2, "without the tracker: a chunk and the end"
-    assert [(one.status, one.error, len(one.spans) > 1) for one in episodes(tmp_path)] == [
+    assert [(record.status, record.error, len(record.spans) > 1) for record in episodes(tmp_path)] == [
         ("completed", None, True),
         ("completed", None, True),
         ("failed", "no", True),
@@ -444,8 +444,8 @@ def _uses(team: Team) -> None:
 
 def test_a_reward_is_the_episodes(tmp_path: Path) -> None:
     async def run(agent: Any) -> None:
-        async for one in agent.chat([QUESTION]):
-            if one.type == "content":
+        async for chunk in agent.chat([QUESTION]):
+            if chunk.type == "content":
                 agent.trace.add("reward", reward=0.5, reward_type="human", reason="Well.")
         agent.trace.add("reward", reward=1.0, reward_type="human")
 

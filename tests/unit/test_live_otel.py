@@ -48,11 +48,11 @@ def test_a_trace_is_an_episode_as_it_would_be_from_a_file(tmp_path: Path) -> Non
         assert recorder.flush()
         stats = recorder.stats()
         assert (stats.finished, stats.delivered, stats.left_out, stats.troubles) == (4, 3, 1, 0)
-    found = lake.open(tmp_path / "lake").sql(
+    counts = lake.open(tmp_path / "lake").sql(
         "SELECT state, action, model, source_format, run_id, (SELECT count(*) FROM spans p WHERE p.episode_id = "
         "e.episode_id) AS spans FROM steps s JOIN episodes e USING (episode_id, run_id) ORDER BY spans DESC"
     )
-    assert found.rows() == [
+    assert counts.rows() == [
         ("Rome?", "Booked.", "gpt-5", "otlp", "agent", 3),
         ("Rome?", "Booked.", "gpt-5", "otlp", "agent", 1),
         ("Rome?", "Booked.", "gpt-5", "otlp", "agent", 1),
@@ -61,11 +61,11 @@ def test_a_trace_is_an_episode_as_it_would_be_from_a_file(tmp_path: Path) -> Non
 
 def test_what_a_process_that_died_had_exported_is_recorded(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
-    place = {"spool": tmp_path / "spool", "batch_seconds": 3600}
+    options = {"spool": tmp_path / "spool", "batch_seconds": 3600}
     child = os.fork()
     if child == 0:
         try:
-            recorder = lake.recorder(tmp_path / "lake", run="agent", **place)
+            recorder = lake.recorder(tmp_path / "lake", run="agent", **options)
             provider = TracerProvider()
             provider.add_span_processor(SimpleSpanProcessor(SpanExporter(recorder)))
             tracer = provider.get_tracer("agents")
@@ -77,7 +77,7 @@ def test_what_a_process_that_died_had_exported_is_recorded(tmp_path: Path) -> No
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    with lake.recorder(tmp_path / "lake", run="later", **place) as recorder:
+    with lake.recorder(tmp_path / "lake", run="later", **options) as recorder:
         assert recorder.flush()
         assert recorder.stats().aborted == 1
     recorded = lake.open(tmp_path / "lake").sql("SELECT run_id, status, num_steps FROM episodes")

@@ -1,4 +1,4 @@
-"""Where a lake can never be is told before anything is recorded for it; where it may come to be is no error."""
+"""An impossible place of a lake is reported before anything is recorded for it; where it may come to be is no error."""
 
 import socket
 from pathlib import Path
@@ -20,14 +20,14 @@ def test_a_place_that_can_hold_no_lake_is_refused_with_the_reason(tmp_path: Path
     (tmp_path / "file").write_text("")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "main.py").write_text("")
-    for place, words in (
+    for uri, words in (
         (tmp_path / "file", "is a file, and a lake is a folder"),
         (tmp_path / "file" / "lake", "Not a directory; choose another folder"),
         (tmp_path / "code", "not a lake and not empty"),
         (Path("/proc/lake"), "choose another folder for the lake, or change its permissions"),
     ):
         with pytest.raises(LakeAccessError, match=words):
-            check_lake_folder(place)
+            check_lake_folder(uri)
     with pytest.raises(UsageError, match="cannot hold a lake"):
         check_lake_folder("ftp://somewhere/lake")
     assert [path.name for path in (tmp_path / "code").iterdir()] == ["main.py"]
@@ -43,7 +43,7 @@ def test_a_lake_and_a_place_for_one_are_taken(tmp_path: Path) -> None:
 
 def started(folder: Path, *options: str) -> Result:
     """`trajlake record` into a lake below a folder that is not there, which fails to start."""
-    given = [
+    arguments = [
         "--upstream",
         "http://127.0.0.1:9",
         "--lake",
@@ -51,18 +51,18 @@ def started(folder: Path, *options: str) -> Result:
         "--spool",
         str(folder / "spool"),
     ]
-    return CliRunner().invoke(trajlake, ["record", *given, *options])
+    return CliRunner().invoke(trajlake, ["record", *arguments, *options])
 
 
 def test_a_recorder_that_fails_to_start_leaves_no_empty_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         wrong = (
-            ("--port", str(taken.getsockname()[1])),
+            ("--port", str(server.getsockname()[1])),
             ("--port", "0", "--spool", str(tmp_path / "file")),
             ("--port", "0", "--host", "10.255.255.1", "--token", "secret"),
-            ("--port", "0", "--spool-size", "9"),
-            ("--port", "0", "--durable", "--on-full", "drop"),
+            ("--port", "0", "--set", "spool_size=9"),
+            ("--port", "0", "--durable", "--set", "on_full=drop"),
         )
         for options in wrong:
             done = started(tmp_path, *options)
@@ -80,10 +80,12 @@ def test_a_recorder_that_fails_to_start_leaves_no_empty_lake(tmp_path: Path, mon
 
 @pytest.mark.parametrize("token", ["", " ", "\t \n"])
 def test_blanks_are_no_token(tmp_path: Path, token: str) -> None:
-    told = [started(tmp_path, "--host", "0.0.0.0", "--port", "0", *given) for given in ((), ("--token", token))]
-    assert [type(done.exception) for done in told] == [UsageError, UsageError]
-    assert str(told[0].exception) == str(told[1].exception)
-    assert "TRAJLAKE_RECORD_TOKEN" in str(told[1].exception)
+    warnings = [
+        started(tmp_path, "--host", "0.0.0.0", "--port", "0", *arguments) for arguments in ((), ("--token", token))
+    ]
+    assert [type(done.exception) for done in warnings] == [UsageError, UsageError]
+    assert str(warnings[0].exception) == str(warnings[1].exception)
+    assert "TRAJLAKE_RECORD_TOKEN" in str(warnings[1].exception)
 
 
 @pytest.mark.parametrize("run", ["", "  ", "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789AB"])
@@ -97,15 +99,15 @@ def test_a_run_that_no_row_could_bear_is_refused_before_a_call_is_taken(tmp_path
 def test_a_lake_is_known_by_the_id_of_its_episodes(tmp_path: Path) -> None:
     """It stays through commits, compaction and a move, and another lake at its place has another one."""
     lk = lake.open(tmp_path / "lake", create=True)
-    known = lk.identity
-    assert known == DeltaTable(tmp_path / "lake" / "episodes").metadata().id
+    identity = lk.identity
+    assert identity == DeltaTable(tmp_path / "lake" / "episodes").metadata().id
     for number in range(3):
         lk.append([EpisodeRecord(task_id=str(number), steps=[StepRecord(state="s", action="a")])], run_id="r")
     lk.compact("episodes")
-    assert lk.identity == known == DeltaTable(tmp_path / "lake" / "episodes").metadata().id
+    assert lk.identity == identity == DeltaTable(tmp_path / "lake" / "episodes").metadata().id
     (tmp_path / "lake").rename(tmp_path / "moved")
-    assert lake.open(tmp_path / "moved").identity == known
-    assert lake.open(tmp_path / "lake", create=True).identity != known
+    assert lake.open(tmp_path / "moved").identity == identity
+    assert lake.open(tmp_path / "lake", create=True).identity != identity
 
 
 def test_the_id_of_a_lake_to_be_is_reserved_once_and_is_the_lakes(tmp_path: Path) -> None:

@@ -54,18 +54,18 @@ Make = Callable[..., Recorder]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Recorders into one lake, which deliver when they are told to."""
+    """Recorders into one lake, which deliver on order."""
     empty_lake(tmp_path / "lake")
-    made: list[Recorder] = []
+    recorders: list[Recorder] = []
 
     def recorder(**options: Any) -> Recorder:
         defaults = {"run": "agent", "spool": tmp_path / "spool", "batch_seconds": 3600}
-        made.append(lake.recorder(tmp_path / "lake", **(defaults | options)))
-        return made[-1]
+        recorders.append(lake.recorder(tmp_path / "lake", **(defaults | options)))
+        return recorders[-1]
 
     yield recorder
-    for one in made:
-        one.close()
+    for recorder_used in recorders:
+        recorder_used.close()
 
 
 @cache
@@ -155,13 +155,13 @@ def test_an_agent_with_tools_rewards_and_scores_is_rows_as_a_person_would_write_
 
 
 def test_tool_calls_answer_those_that_the_model_made_in_their_order(make: Make, tmp_path: Path) -> None:
-    made = [
+    calls = [
         {"id": f"id-{n}", "type": "function", "function": {"name": name, "arguments": "{}"}}
         for n, name in enumerate(("look", "go", "look"))
     ]
     with make() as recorder, recorder.episode("t") as episode:
         with episode.step(context=[user("?")]) as step:
-            step.action(tool_calls=made)
+            step.action(tool_calls=calls)
             for name in ("look", "look", "go"):
                 with step.tool_call(name) as call:
                     call.result(f"{call.call_id}: {name}")
@@ -175,13 +175,13 @@ def test_tool_calls_without_another_action_are_the_action(make: Make, tmp_path: 
     with make() as recorder, recorder.episode("t") as episode:
         with episode.step(context=[user("Where?")]) as step, step.tool_call("search", {"q": "x"}) as call:
             call.result("found")
-        with episode.step(request={"model": "m", "messages": [user("And now?")]}) as asked:
-            asked.tool_call("open", {"id": 1}).result("opened")
+        with episode.step(request={"model": "m", "messages": [user("And now?")]}) as live_step:
+            live_step.tool_call("open", {"id": 1}).result("opened")
         assert recorder.stats().steps_left_out == 0
-    made = '[{"id":"%s","type":"function","function":{"name":"%s","arguments":%s}}]'
+    template = '[{"id":"%s","type":"function","function":{"name":"%s","arguments":%s}}]'
     assert rows(tmp_path, "SELECT state, action, tool_calls FROM steps ORDER BY step_index") == [
-        ("Where?", "", made % ("call-0-0", "search", '{"q":"x"}')),
-        ("And now?", "", made % ("call-1-0", "open", '{"id":1}')),
+        ("Where?", "", template % ("call-0-0", "search", '{"q":"x"}')),
+        ("And now?", "", template % ("call-1-0", "open", '{"id":1}')),
     ]
     assert rows(tmp_path, "SELECT name, step_index FROM spans ORDER BY span_id") == [("search", 0), ("open", 1)]
 
@@ -197,8 +197,8 @@ def test_tokens_keep_what_they_extend_when_a_failed_step_is_left_out(make: Make,
             third.action("y", tokens=tokens)
         with episode.step(state="c") as fourth:
             fourth.action("z", tokens=TokensRecord(context_ids=[6], action_ids=[7], prefix_step_index=1))
-    kept = "SELECT step_index, prefix_step_index, context_ids, action_ids FROM tokens ORDER BY 1"
-    assert rows(tmp_path, kept) == [(0, None, [1, 2], [3]), (1, 0, [4], [5])]
+    query = "SELECT step_index, prefix_step_index, context_ids, action_ids FROM tokens ORDER BY 1"
+    assert rows(tmp_path, query) == [(0, None, [1, 2], [3]), (1, 0, [4], [5])]
     assert rows(tmp_path, "SELECT extra->>'$.tokens_left_out' FROM steps WHERE step_index = 2") == [
         ("they extend step 1, which was not recorded",)
     ]
@@ -213,13 +213,13 @@ def test_a_sub_agent_names_the_episode_it_came_out_of(make: Make, tmp_path: Path
                 step.action("help")
             with recorder.episode("t", parent=helper, agent_id="third") as third, third.step(state="s") as step:
                 step.action("help more")
-    found = rows(
+    rows_read = rows(
         tmp_path,
         "SELECT c.agent_id, p.agent_id, r.agent_id, c.relation, c.parent_step_index FROM episodes c "
         "JOIN episodes p ON p.episode_id = c.parent_episode_id JOIN episodes r ON r.episode_id = c.root_episode_id "
         "ORDER BY 1",
     )
-    assert found == [("helper", "lead", "lead", "subagent", 0), ("third", "helper", "lead", "subagent", None)]
+    assert rows_read == [("helper", "lead", "lead", "subagent", 0), ("third", "helper", "lead", "subagent", None)]
 
 
 def test_many_async_agents_at_once_each_get_their_own_rows(make: Make, tmp_path: Path) -> None:
@@ -259,8 +259,8 @@ def test_threads_within_an_episode_lose_no_step(make: Make, tmp_path: Path) -> N
             thread.start()
         for thread in threads:
             thread.join()
-    found = rows(tmp_path, "SELECT count(*), count(DISTINCT action), max(step_index), sum(reward) FROM steps")
-    assert found == [(160, 160, 159, 20.0 * sum(range(8)))]
+    rows_read = rows(tmp_path, "SELECT count(*), count(DISTINCT action), max(step_index), sum(reward) FROM steps")
+    assert rows_read == [(160, 160, 159, 20.0 * sum(range(8)))]
 
 
 def test_an_agent_that_breaks_is_recorded_as_failed_and_its_exception_goes_on(make: Make, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_values_of_any_kind_can_be_put_into_a_frame_and_read_back(value: Any) ->
 
 
 class Hostile:
-    """An object that breaks whoever looks at it."""
+    """An object that breaks anyone who looks at it."""
 
     def __repr__(self) -> str:
         raise RuntimeError("do not look at me")
@@ -354,14 +354,14 @@ def test_wrong_use_never_raises_is_counted_and_loses_nothing_else(
     assert "value_estimate; numbers are finite" in caplog.text
     assert "step.action(text)" in caplog.text
     assert "no `colour`" in caplog.text or "['colour']" in caplog.text
-    found = rows(tmp_path, "SELECT env_return, num_steps, seed, extra FROM episodes")
-    assert [row[:3] for row in found] == [(1.0, 1, None)]
-    extra = msgspec.json.decode(found[0][3])
+    rows_read = rows(tmp_path, "SELECT env_return, num_steps, seed, extra FROM episodes")
+    assert [row[:3] for row in rows_read] == [(1.0, 1, None)]
+    extra = msgspec.json.decode(rows_read[0][3])
     assert extra["colour"] == "red"
     assert extra["not_taken"] == {"terminated": "perhaps"} or extra["not_taken"] == {"seed": "seven"}
-    (action, more) = rows(tmp_path, "SELECT action, extra FROM steps")[0]
+    (action, step_extra) = rows(tmp_path, "SELECT action, extra FROM steps")[0]
     assert action == "12"
-    assert {"context_not_taken", "not_taken", "taste"} <= msgspec.json.decode(more).keys()
+    assert {"context_not_taken", "not_taken", "taste"} <= msgspec.json.decode(step_extra).keys()
 
 
 def test_what_is_told_is_told_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -426,8 +426,8 @@ def test_a_full_spool_leaves_whole_episodes_out_with_a_count(
         stats = recorder.stats()
     assert 0 < stats.left_out < 20
     assert "Give a larger `max_bytes`" in caplog.text
-    found = rows(tmp_path, "SELECT count(*), min(num_steps) FROM episodes")
-    assert found == [(20 - stats.left_out, 10)]
+    rows_read = rows(tmp_path, "SELECT count(*), min(num_steps) FROM episodes")
+    assert rows_read == [(20 - stats.left_out, 10)]
 
 
 def test_a_full_spool_can_hold_the_agent_until_there_is_room(make: Make, tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_closing_frees_an_agent_that_waits_for_room(make: Make, tmp_path: Path) 
 def test_a_timeout_holds_for_all_that_is_waited_for(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk and the lake hang, and an agent goes on in an episode that nobody has left."""
+    """The disk and the lake hang, and an agent continues in an episode that no one has left."""
     may_go_on = threading.Event()
     recorder = make(durable=False)
     agent(recorder, "before")
@@ -500,7 +500,7 @@ def test_off_can_do_all_that_is_public() -> None:
 # ---------------------------------------------------------------- 4. delivery
 
 
-def begun(recorder_spool: Spool, task: str, frames: int = 2) -> bytes:
+def begin_episode(recorder_spool: Spool, task: str, frames: int = 2) -> bytes:
     """The first frames of an episode, synced."""
     key = new_key()
     record = EpisodeRecord(task_id=task, steps=[], run_id="agent", source_format="live")
@@ -517,10 +517,10 @@ def begun(recorder_spool: Spool, task: str, frames: int = 2) -> bytes:
 
 def test_what_dead_processes_left_is_delivered_and_unfinished_episodes_are_aborted(make: Make, tmp_path: Path) -> None:
     dead = Spool.create(tmp_path / "spool")
-    key = begun(dead, "finished", 3)
+    key = begin_episode(dead, "finished", 3)
     dead.append(encode(key, 3, EndFrame()))
-    begun(dead, "unfinished")
-    begun(dead, "without a step", 1)
+    begin_episode(dead, "unfinished")
+    begin_episode(dead, "without a step", 1)
     dead.close()
     with make() as recorder:
         assert recorder.flush(30)
@@ -534,7 +534,7 @@ def test_what_dead_processes_left_is_delivered_and_unfinished_episodes_are_abort
 
 def test_an_episode_that_lost_a_frame_before_its_process_died_is_left_out(make: Make, tmp_path: Path) -> None:
     dead = Spool.create(tmp_path / "spool")
-    dead.append(encode(begun(dead, "half"), 2, LostFrame(reason="full")))
+    dead.append(encode(begin_episode(dead, "half"), 2, LostFrame(reason="full")))
     dead.close()
     with make() as recorder:
         assert recorder.flush(30)
@@ -544,7 +544,7 @@ def test_an_episode_that_lost_a_frame_before_its_process_died_is_left_out(make: 
 
 def test_unfinished_episodes_can_be_left_out_with_a_count(make: Make, tmp_path: Path) -> None:
     dead = Spool.create(tmp_path / "spool")
-    begun(dead, "unfinished")
+    begin_episode(dead, "unfinished")
     dead.close()
     with make(unfinished="drop") as recorder:
         assert recorder.flush(30)
@@ -556,12 +556,12 @@ def test_delivered_and_killed_before_that_was_noted_is_there_once(make: Make, tm
     """The same spool, delivered twice: as if the note had never reached the disk."""
     dead = Spool.create(tmp_path / "spool")
     for number in range(5):
-        dead.append(encode(begun(dead, f"t{number}", 3), 3, EndFrame()))
+        dead.append(encode(begin_episode(dead, f"t{number}", 3), 3, EndFrame()))
     dead.close()
-    kept = {path: path.read_bytes() for path in dead.folder.iterdir()}
+    contents = {path: path.read_bytes() for path in dead.folder.iterdir()}
     make().flush(30)
     dead.folder.mkdir()
-    for path, data in kept.items():
+    for path, data in contents.items():
         path.write_bytes(data)
     with make() as recorder:
         assert recorder.flush(30)
@@ -592,18 +592,18 @@ def test_episodes_that_were_never_left_end_as_they_stand_when_the_recorder_is_cl
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = make()
-    left = recorder.episode("with an open step")
-    with left.step(context=[user("a")]) as step:
+    open_episode = recorder.episode("with an open step")
+    with open_episode.step(context=[user("a")]) as step:
         step.action("b")
-    left.step(context=[user("c")]).action("d")
-    left.step(context=[user("e")])
-    left.reward(1.0)
-    left.score("judge", 0.5)
+    open_episode.step(context=[user("c")]).action("d")
+    open_episode.step(context=[user("e")])
+    open_episode.reward(1.0)
+    open_episode.score("judge", 0.5)
     recorder.episode("nothing in it")
     agent(recorder, "left")
     assert recorder.close()
-    left.reward(2.0)
-    left.end()
+    open_episode.reward(2.0)
+    open_episode.end()
     assert "never left: 2 (of task 'with an open step', 'nothing in it')" in caplog.text
     assert "the recorder was closed" in caplog.text
     assert (recorder.stats().steps_left_out, recorder.stats().left_out) == (1, 1)
@@ -646,9 +646,9 @@ def test_closing_beside_agents_that_go_on_raises_into_none_and_loses_no_finished
     for thread in threads:
         thread.join(30)
     assert raised == []
-    found = rows(tmp_path, "SELECT status, num_steps FROM episodes ORDER BY task_id")
-    assert [status for status, _ in found] == ["aborted"] * 4
-    assert all(steps >= 5 for _, steps in found)
+    rows_read = rows(tmp_path, "SELECT status, num_steps FROM episodes ORDER BY task_id")
+    assert [status for status, _ in rows_read] == ["aborted"] * 4
+    assert all(steps >= 5 for _, steps in rows_read)
 
 
 def test_conflicts_are_rejects_with_the_reason_and_told(
@@ -675,8 +675,8 @@ def test_how_many_rejects_there_are_is_told_at_each_power_of_ten(
                 with recorder.episode("t", rollout_index=0) as episode, episode.step(state="s") as step:
                     step.action(str(number))
             recorder.flush(30)
-    told = [record.message.partition(": ")[0] for record in caplog.records if "rejects" in record.message]
-    assert told == ["2 episodes are in `rejects` so far", "12 episodes are in `rejects` so far"]
+    messages = [record.message.partition(": ")[0] for record in caplog.records if "rejects" in record.message]
+    assert messages == ["2 episodes are in `rejects` so far", "12 episodes are in `rejects` so far"]
 
 
 def test_an_episode_that_breaks_the_writer_is_a_reject_and_the_others_are_there(
@@ -724,8 +724,8 @@ def test_what_is_no_episode_is_a_reject_once_and_without_its_keys(make: Make, tm
             recorder.reject(refused)
         assert recorder.flush(30)
         assert (recorder.stats().rejected, recorder.stats().finished) == (2, 0)
-    found = rows(tmp_path, "SELECT run_id, reason, message, raw, source_format FROM rejects")
-    assert found == [("agent", "invalid", "token=a, Bearer [redacted]", "api_key=[redacted]", "f")]
+    rows_read = rows(tmp_path, "SELECT run_id, reason, message, raw, source_format FROM rejects")
+    assert rows_read == [("agent", "invalid", "token=a, Bearer [redacted]", "api_key=[redacted]", "f")]
 
 
 def test_a_lake_that_goes_away_is_tried_again_and_not_made_anew(
@@ -756,9 +756,9 @@ def test_an_agent_is_not_held_up_by_a_lake_that_cannot_be_reached(
     agent(recorder)
     assert not recorder.close(30)
     assert "is a file, and" in caplog.text
-    left = wording(caplog.messages[-1])
-    assert f"remain in {tmp_path / 'spool'}" in left
-    assert "The next recorder" in left
+    sentence = wording(caplog.messages[-1])
+    assert f"remain in {tmp_path / 'spool'}" in sentence
+    assert "The next recorder" in sentence
     (tmp_path / "lake").unlink()
     (tmp_path / "away").rename(tmp_path / "lake")
     with lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool"):
@@ -796,5 +796,5 @@ def test_a_finished_record_is_taken_as_it_is_and_defaults_are_for_the_rest(make:
     assert assemble_episode([EpisodeFrame(episode=record)]) == record
     with make(environment="airline", policy="other") as recorder:
         recorder.record(record)
-    found = rows(tmp_path, "SELECT task_id, run_id, source_format, environment, policy FROM episodes")
-    assert found == [("t", "agent", "otlp", "airline", "own")]
+    rows_read = rows(tmp_path, "SELECT task_id, run_id, source_format, environment, policy FROM episodes")
+    assert rows_read == [("t", "agent", "otlp", "airline", "own")]

@@ -39,7 +39,7 @@ def recording(tmp_path: Path) -> Iterator[Recorder]:
 def ingested(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> lake.Lake:
     """A lake that read rows from a file."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in rows), "utf-8")
+    path.write_text("".join(json.dumps(eval_row) + "\n" for eval_row in rows), "utf-8")
     lk = empty_lake(tmp_path / "other")
     report = lk.ingest(path, run_id="agent")
     assert report.rejected == 0, report.first_fault
@@ -59,18 +59,18 @@ class Processor:
         self.is_set_up = True
 
     def __call__(self, rows: list[Any], config: Any) -> list[asyncio.Task[Any]]:
-        async def process(one: Any) -> Any:
+        async def process(eval_row: Any) -> Any:
             await asyncio.sleep(0)
-            return await self.act(one)
+            return await self.act(eval_row)
 
-        self.made = [asyncio.create_task(process(one)) for one in rows]
+        self.made = [asyncio.create_task(process(eval_row)) for eval_row in rows]
         return self.made
 
 
-async def played(one: Any) -> Any:
-    """A rollout that goes well; nobody says that it is over."""
-    one.messages = CHAT
-    return one
+async def played(eval_row: Any) -> Any:
+    """A rollout that goes well; no one says that it is over."""
+    eval_row.messages = CHAT
+    return eval_row
 
 
 def rows(count: int, **fields: Any) -> list[Row]:
@@ -86,7 +86,7 @@ def test_rows_of_a_processor_are_recorded_as_a_file_of_them_is_read(tmp_path: Pa
         done = asyncio.run(run(RolloutHook(recorder).around(Processor(played))))
         assert (recorder.stats().finished, recorder.stats().troubles) == (3, 0)
     finished = {"rollout_status": status(100, "Rollout finished")}
-    read = ingested(tmp_path, [one.model_dump(mode="json", exclude_none=True) | finished for one in done])
+    read = ingested(tmp_path, [eval_row.model_dump(mode="json", exclude_none=True) | finished for eval_row in done])
     recorded = records(lake.open(tmp_path / "lake"))
     assert_same(recorded, records(read))
     assert [record.status for record in recorded.values()] == ["completed"] * 3
@@ -96,43 +96,45 @@ def test_rows_of_a_processor_are_recorded_as_a_file_of_them_is_read(tmp_path: Pa
 def test_a_failed_rollout_is_an_attempt_and_its_retry_the_next(tmp_path: Path) -> None:
     tries = []
 
-    async def act(one: Any) -> Any:
-        tries.append(one)
-        one.messages = [SYSTEM, USER, CALL]
+    async def act(eval_row: Any) -> Any:
+        tries.append(eval_row)
+        eval_row.messages = [SYSTEM, USER, CALL]
         if len(tries) == 1:
             raise ConnectionError("lost")
-        return await played(one)
+        return await played(eval_row)
 
     async def run(processor: Any) -> Any:
-        (one,) = rows(1)
-        (task,) = processor([one], None)
+        (eval_row,) = rows(1)
+        (task,) = processor([eval_row], None)
         with pytest.raises(ConnectionError, match="lost"):
             await task
-        (task,) = processor([one], None)
-        assert await task is one
+        (task,) = processor([eval_row], None)
+        assert await task is eval_row
 
     with recording(tmp_path) as recorder:
         asyncio.run(run(RolloutHook(recorder).around(Processor(act))))
         assert recorder.flush()
         assert recorder.stats().delivered == 2
-    (found,) = records(lake.open(tmp_path / "lake")).values()
-    assert (found.attempt, found.status) == (1, "completed"), "the one before is superseded"
+    (record,) = records(lake.open(tmp_path / "lake")).values()
+    assert (record.attempt, record.status) == (1, "completed"), "the one before is superseded"
 
 
 def test_a_rollout_that_fails_for_good_is_recorded_as_failed(tmp_path: Path) -> None:
-    async def act(one: Any) -> Any:
-        one.messages = [SYSTEM, USER, CALL]
+    async def act(eval_row: Any) -> Any:
+        eval_row.messages = [SYSTEM, USER, CALL]
         raise ConnectionError("lost")
 
     async def run(processor: Any) -> None:
         tasks = processor(rows(2), None)
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [str(one) for one in found] == ["lost", "lost"]
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(outcome) for outcome in outcomes] == ["lost", "lost"]
 
     with recording(tmp_path) as recorder:
         asyncio.run(run(RolloutHook(recorder).around(Processor(act))))
-    found = records(lake.open(tmp_path / "lake")).values()
-    assert [(one.attempt, one.status, one.error) for one in found] == [(0, "failed", "ConnectionError: lost")] * 2
+    records_read = records(lake.open(tmp_path / "lake")).values()
+    assert [(record.attempt, record.status, record.error) for record in records_read] == [
+        (0, "failed", "ConnectionError: lost")
+    ] * 2
 
 
 @pytest.mark.parametrize("is_early", [True, False])
@@ -174,8 +176,8 @@ def test_off_nothing_is_wrapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_collecting_never_breaks_a_processor(tmp_path: Path) -> None:
-    async def same(one: Any) -> Any:
-        return one
+    async def same(eval_row: Any) -> Any:
+        return eval_row
 
     async def run(processor: Any, odd: Any) -> list[Any]:
         return await asyncio.gather(*processor([odd], None))
@@ -191,10 +193,10 @@ def test_collecting_never_breaks_a_processor(tmp_path: Path) -> None:
             assert hook.around(lambda *_: "no tasks")([odd]) == "no tasks"
 
 
-def step(place: int, **fields: Any) -> dict[str, Any]:
+def step(number: int, **fields: Any) -> dict[str, Any]:
     """A worker's step, as it dumps it."""
     empty = {"raw_policy_output": None, "policy_logprobs": None, "policy_value_estimate": None, "is_done": False}
-    about = {"system_step_index": place, "observation_data": [], "action_taken": {"type": "text"}, "step_info": {}}
+    about = {"system_step_index": number, "observation_data": [], "action_taken": {"type": "text"}, "step_info": {}}
     return empty | about | {"resulting_messages_history": CHAT, "base_reward": None, "advantage": None} | fields
 
 
@@ -221,7 +223,7 @@ def test_what_a_worker_yields_is_an_episode(tmp_path: Path) -> None:
         assert hook.episode(STEPS, CHAT, task="row-a") != hook.episode(STEPS, CHAT, task="row-a"), "without a name"
         assert (recorder.stats().finished, recorder.stats().troubles) == (3, 0)
     lk = lake.open(tmp_path / "lake")
-    (record,) = (one for key, one in records(lk).items() if lake.ids.to_text(key) == episode_id)
+    (record,) = (record_read for key, record_read in records(lk).items() if lake.ids.to_text(key) == episode_id)
     assert (record.task_id, record.run_id, record.ground_truth) == ("row-a", "agent", {"goal": "there"})
     assert (record.status, record.terminated, record.env_return) == ("completed", True, 1.25)
     first, second, last = record.steps
@@ -282,8 +284,8 @@ def test_rollouts_are_shown_by_their_place_or_their_own_number(tmp_path: Path) -
         return lake.ids.to_text(find_named(snapshot, task=task, rollout=rollout, run=None))
 
     numbers = dict(snapshot.sql("SELECT id_text(episode_id), rollout_index FROM episodes").iter_rows())
-    assert {at("row-a", place) for place in range(3)} == set(named)
-    assert [at("row-a", place) for place in range(3)] == [at("row-a", numbers[at("row-a", p)]) for p in range(3)]
+    assert {at("row-a", index) for index in range(3)} == set(named)
+    assert [at("row-a", index) for index in range(3)] == [at("row-a", numbers[at("row-a", p)]) for p in range(3)]
     assert [at("row-b", 0), at("row-b", 2)] == counted
     for task, rollout in (("row-a", 3), ("row-b", 1)):
         with pytest.raises(UsageError):
@@ -291,17 +293,22 @@ def test_rollouts_are_shown_by_their_place_or_their_own_number(tmp_path: Path) -
 
 
 def test_a_workers_episode_is_the_row_that_says_it(tmp_path: Path) -> None:
-    plain = [step(place) for place in range(3)]
+    plain = [step(index) for index in range(3)]
     with recording(tmp_path) as recorder:
         RolloutHook(recorder).episode(plain, CHAT, "there", task="row-a", rollout_id="w-1", tools=[{"type": "x"}])
-    kept = [
-        {"assistant_turn_index": place, "action_taken": {"type": "text"}, "system_step_index": place}
-        for place in range(3)
+    spans = [
+        {"assistant_turn_index": index, "action_taken": {"type": "text"}, "system_step_index": index}
+        for index in range(3)
     ]
-    said = {"messages": CHAT, "ground_truth": "there", "tools": [{"type": "x"}], "input_metadata": {"row_id": "row-a"}}
-    execution = {"rollout_id": "w-1", "extra": {"assistant_turn_payloads": kept}}
+    fields = {
+        "messages": CHAT,
+        "ground_truth": "there",
+        "tools": [{"type": "x"}],
+        "input_metadata": {"row_id": "row-a"},
+    }
+    execution = {"rollout_id": "w-1", "extra": {"assistant_turn_payloads": spans}}
     assert_same(
-        records(lake.open(tmp_path / "lake")), records(ingested(tmp_path, [said | {"execution_metadata": execution}]))
+        records(lake.open(tmp_path / "lake")), records(ingested(tmp_path, [fields | {"execution_metadata": execution}]))
     )
 
 

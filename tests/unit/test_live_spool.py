@@ -1,4 +1,4 @@
-"""The spool: what was synced is read back, whatever happens to the file behind it.
+"""The spool: what was synced is read back, no matter what happens to the file behind it.
 
 1. Laws of segments, over any frames: cuts, flipped bits, bytes in a wrong place.
 2. A spool in this process: order, sync, room, trimming, a disk that refuses.
@@ -48,10 +48,10 @@ def test_a_segment_that_is_cut_anywhere_holds_the_frames_before_the_cut(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
     header = new_header()
-    whole = header + pack_frames(payloads, header, HEADER_BYTES)
-    cut = data.draw(st.integers(HEADER_BYTES, len(whole)))
+    packed = header + pack_frames(payloads, header, HEADER_BYTES)
+    cut = data.draw(st.integers(HEADER_BYTES, len(packed)))
     ends = [HEADER_BYTES + sum(len(p) + FRAME_BYTES for p in payloads[: n + 1]) for n in range(len(payloads))]
-    assert read_back(whole[:cut]) == payloads[: sum(end <= cut for end in ends)]
+    assert read_back(packed[:cut]) == payloads[: sum(end <= cut for end in ends)]
 
 
 @given(PAYLOADS.filter(bool), st.data())
@@ -60,9 +60,9 @@ def test_a_flipped_bit_never_gives_a_wrong_frame(payloads: list[bytes], data: st
     damaged = bytearray(header + pack_frames(payloads, header, HEADER_BYTES))
     bit = data.draw(st.integers(0, 8 * len(damaged) - 1))
     damaged[bit // 8] ^= 1 << bit % 8
-    found = read_back(bytes(damaged))
-    assert len(found) < len(payloads)
-    assert found == payloads[: len(found)]
+    frames = read_back(bytes(damaged))
+    assert len(frames) < len(payloads)
+    assert frames == payloads[: len(frames)]
 
 
 @given(PAYLOADS, st.binary(max_size=200))
@@ -77,9 +77,9 @@ def test_nothing_behind_a_torn_frame_is_taken(payloads: list[bytes], after: byte
 
 @given(PAYLOADS.filter(lambda payloads: len(payloads) > 1))
 def test_frames_of_another_segment_or_place_are_none(payloads: list[bytes]) -> None:
-    header, other = new_header(), new_header()
+    header, other_header = new_header(), new_header()
     data = pack_frames(payloads, header, HEADER_BYTES)
-    assert read_back(other + data) == []
+    assert read_back(other_header + data) == []
     assert read_back(header + data[FRAME_BYTES + len(payloads[0]) :]) == []
 
 
@@ -113,12 +113,12 @@ def test_what_was_synced_is_read_in_order_over_many_segments(spool: Spool) -> No
     for payload in sent:
         spool.append(payload)
         assert spool.sync(10)
-    found = list(spool.frames())
-    assert [payload for _, payload in found] == sent
-    assert all(one < two for (one, _), (two, _) in pairwise(found))
-    assert len({position.segment for position, _ in found}) > 5
-    assert [spool.payload(position) for position, _ in found[::30]] == sent[::30]
-    assert [payload for _, payload in spool.frames(found[41][0])] == sent[42:]
+    frames = list(spool.frames())
+    assert [payload for _, payload in frames] == sent
+    assert all(start < two for (start, _), (two, _) in pairwise(frames))
+    assert len({position.segment for position, _ in frames}) > 5
+    assert [spool.payload(position) for position, _ in frames[::30]] == sent[::30]
+    assert [payload for _, payload in spool.frames(frames[41][0])] == sent[42:]
 
 
 def test_threads_lose_nothing_and_keep_their_own_order(spool: Spool) -> None:
@@ -132,9 +132,9 @@ def test_threads_lose_nothing_and_keep_their_own_order(spool: Spool) -> None:
     for thread in threads:
         thread.join()
     assert spool.sync(10)
-    found = [tuple(map(int, payload.split())) for payload in contents(spool)]
-    assert len(found) == 1600
-    assert all([number for who, number in found if who == name] == list(range(200)) for name in range(8))
+    pairs = [tuple(map(int, payload.split())) for payload in contents(spool)]
+    assert len(pairs) == 1600
+    assert all([number for writer, number in pairs if writer == name] == list(range(200)) for name in range(8))
 
 
 def test_a_full_spool_refuses_and_has_room_again_when_it_is_trimmed(tmp_path: Path) -> None:
@@ -160,15 +160,15 @@ def test_only_whole_segments_before_a_position_are_deleted(spool: Spool) -> None
     for number in range(60):
         spool.append(b"%03d" % number * 20)
         spool.sync(10)
-    found = list(spool.frames())
+    frames = list(spool.frames())
     spool.trim(START)
-    assert contents(spool) == [payload for _, payload in found]
-    position, payload = found[37]
+    assert contents(spool) == [payload for _, payload in frames]
+    position, payload = frames[37]
     spool.trim(position)
-    left = contents(spool)
-    assert left == [payload for _, payload in found][-len(left) :]
-    assert payload in left
-    assert len(left) < 60
+    remaining = contents(spool)
+    assert remaining == [payload for _, payload in frames][-len(remaining) :]
+    assert payload in remaining
+    assert len(remaining) < 60
 
 
 class Disk:
@@ -201,7 +201,7 @@ def test_a_disk_that_refuses_is_tried_again_and_nothing_is_lost(spool: Spool, mo
     assert spool.sync(10)
     assert spool.problem is None
     assert contents(spool) == [b"before", b"first", b"second"]
-    # What the tries left behind is not read by whoever comes next either.
+    # What the tries left behind is not read by anyone who comes next either.
     spool.close()
     (again,) = Spool.adopt(spool.folder.parent)
     assert contents(again) == [b"before", b"first", b"second"]

@@ -37,7 +37,7 @@ def test_every_figure_has_a_fit_by_its_own_drivers() -> None:
     for name, drivers in TABLE_DRIVERS.items():
         assert set(fits.tables[name]) <= set(drivers)
     factors = [*fits.tables.values(), *(fit for kinds in fits.jobs.values() for fit in kinds.values())]
-    assert all(found and all(factor > 0 for factor in found.values()) for found in factors)
+    assert all(factors_of_job and all(factor > 0 for factor in factors_of_job.values()) for factors_of_job in factors)
 
 
 def test_a_sum_is_its_parts() -> None:
@@ -47,8 +47,8 @@ def test_a_sum_is_its_parts() -> None:
 
 @given(workloads, st.integers(2, 64))
 def test_nodes_shorten_what_is_cut_into_parts_and_nothing_else(work: Workload, nodes: int) -> None:
-    one, many = (estimate(work, Cluster(nodes=n, price=2.0)) for n in (1, nodes))
-    for before, after in zip(one.jobs, many.jobs, strict=True):
+    single, many = (estimate(work, Cluster(nodes=n, price=2.0)) for n in (1, nodes))
+    for before, after in zip(single.jobs, many.jobs, strict=True):
         assert after.core_hours == before.core_hours
         # What a driver does alone is paid for on every node, so more nodes never cost less.
         assert after.cost >= before.cost * 0.999
@@ -62,12 +62,12 @@ def test_nodes_shorten_what_is_cut_into_parts_and_nothing_else(work: Workload, n
 @given(workloads)
 def test_a_limit_is_where_it_says(work: Workload) -> None:
     cluster = Cluster()
-    found = estimate(work, cluster).limits
-    assert all(a.reached_at_steps <= b.reached_at_steps for a, b in pairwise(found))
-    for limit in found:
+    limits = estimate(work, cluster).limits
+    assert all(a.reached_at_steps <= b.reached_at_steps for a, b in pairwise(limits))
+    for limit in limits:
         if 0 < limit.reached_at_steps < float("inf"):
-            there = estimate(work.times(limit.reached_at_steps / work.steps), cluster)
-            (same,) = (other for other in there.limits if other.limit == limit.limit)
+            at_limit = estimate(work.times(limit.reached_at_steps / work.steps), cluster)
+            (same,) = (other_limit for other_limit in at_limit.limits if other_limit.limit == limit.limit)
             assert same.needed == pytest.approx(same.available, rel=1e-6)
 
 
@@ -82,8 +82,8 @@ def test_a_faster_core_takes_less_and_as_much_memory(work: Workload) -> None:
 def test_the_time_of_a_reward_function_comes_on_top() -> None:
     work, cluster = Workload(1e6, 10, 100), Cluster(nodes=2, cores=5)
     (without,), (with_it,) = (
-        [job for job in estimate(work, one).jobs if job.job == "score"]
-        for one in (cluster, replace(cluster, function_seconds=0.036))
+        [job for job in estimate(work, cluster_used).jobs if job.job == "score"]
+        for cluster_used in (cluster, replace(cluster, function_seconds=0.036))
     )
     assert with_it.core_hours - without.core_hours == pytest.approx(10)
     assert with_it.hours - without.hours == pytest.approx(1)
@@ -122,9 +122,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert text.startswith("1,000,000,000 steps in 100,000,000")
     for fact in ("episodes of 10 steps", "200 tokens a step", "groups of 8"):
         assert fact in text.partition("\n")[0]
-    found = json.loads(run("--steps", "1e9", "--nodes", "4", "--price", "3", "--format", "json"))
-    assert [job["job"] for job in found["jobs"]] == list(JOBS)
-    assert found["limits"][0]["limit"] in text.splitlines()[-1]
+    document = json.loads(run("--steps", "1e9", "--nodes", "4", "--price", "3", "--format", "json"))
+    assert [job["job"] for job in document["jobs"]] == list(JOBS)
+    assert document["limits"][0]["limit"] in text.splitlines()[-1]
     lk = lake.open(tmp_path / "L", create=True)
     lk.append([rollout(1, index, tokens=True) for index in range(4)])
     like = json.loads(run("--like", str(tmp_path / "L"), "--steps", "4000", "--format", "json"))

@@ -16,7 +16,7 @@ from pipelines.spelling import parse_part
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("dead_groups", {"kind": "dead_groups"}),
         ("max_steps=30", {"kind": "length", "max_steps": 30}),
@@ -36,9 +36,9 @@ from pipelines.spelling import parse_part
         ),
     ],
 )
-def test_a_filter_is_spelled_by_name_by_option_or_by_both(text: str, found: dict[str, object]) -> None:
-    assert parse_part(text, FILTERS, "filter") == found
-    assert validate(Selection, {"name": "s", "filters": [found]}, "select: ").filters[0].kind == found["kind"]
+def test_a_filter_is_spelled_by_name_by_option_or_by_both(text: str, expected: dict[str, object]) -> None:
+    assert parse_part(text, FILTERS, "filter") == expected
+    assert validate(Selection, {"name": "s", "filters": [expected]}, "select: ").filters[0].kind == expected["kind"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_reference_value_of_splitmix64() -> None:
 
 def test_lots_are_spread_evenly_and_independently() -> None:
     ids_E = pl.Series(range(40_000), dtype=pl.Int64)
-    one, other = (draw_lots(ids_E, "draw", seed).to_numpy() / 2.0**64 for seed in (0, 1))
-    counts = np.histogram(one, bins=10, range=(0, 1))[0]
+    first, second = (draw_lots(ids_E, "draw", seed).to_numpy() / 2.0**64 for seed in (0, 1))
+    counts = np.histogram(first, bins=10, range=(0, 1))[0]
     assert abs(counts - 4000).max() < 300
-    assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02

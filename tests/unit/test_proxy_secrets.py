@@ -21,10 +21,10 @@ KEY = "sk-proj-0123456789abcdefghij"
 
 def call(text: str, **fields: Any) -> Call:
     answer = Completion(message={"role": "assistant", "content": text}, prompt_ids=[1], action_ids=[2], logprobs=[-0.5])
-    asked = ModelRequest(messages=[{"role": "user", "content": "hello"}])
+    request = ModelRequest(messages=[{"role": "user", "content": "hello"}])
     began = datetime(2026, 1, 2, tzinfo=UTC)
     address = RolloutAddress(task="t", parent=RolloutAddress(task="p"))
-    return Call(address=address, api="chat", request=asked, answer=answer, started_at=began, latency=1.5, **fields)
+    return Call(address=address, api="chat", request=request, answer=answer, started_at=began, latency=1.5, **fields)
 
 
 @pytest.mark.parametrize("before", ["", "Incorrect key: "])
@@ -49,15 +49,19 @@ def test_no_key_survives_in_any_spelling(key: str) -> None:
 
 @pytest.mark.parametrize("header", ["Bearer EMPTY", "Bearer ollama", "Basic bWU6bWU=", "theme=dark; consent=yes", ""])
 def test_words_that_stand_in_every_text_are_no_keys(header: str) -> None:
-    given = call("Bearer, EMPTY, ollama, dark, consent, yes, me")
-    assert remove_call_keys(given, Secrets([("Authorization", header), ("Cookie", header)])) is given
+    recorded_call = call("Bearer, EMPTY, ollama, dark, consent, yes, me")
+    assert remove_call_keys(recorded_call, Secrets([("Authorization", header), ("Cookie", header)])) is recorded_call
 
 
 def test_a_remove_call_keys_is_the_same_but_for_what_was_hidden() -> None:
-    given = call(f"the key is {KEY}", error=KEY, partial={"at": [KEY]}, extra={"id": "x", "n": 2**40})
-    clean = remove_call_keys(given, Secrets([("api-key", KEY)]))
-    assert clean.address == given.address
-    assert (clean.started_at, clean.latency, clean.request) == (given.started_at, given.latency, given.request)
+    recorded_call = call(f"the key is {KEY}", error=KEY, partial={"at": [KEY]}, extra={"id": "x", "n": 2**40})
+    clean = remove_call_keys(recorded_call, Secrets([("api-key", KEY)]))
+    assert clean.address == recorded_call.address
+    assert (clean.started_at, clean.latency, clean.request) == (
+        recorded_call.started_at,
+        recorded_call.latency,
+        recorded_call.request,
+    )
     assert (clean.error, clean.partial) == ("[redacted]", {"at": ["[redacted]"]})
     assert clean.extra == {"id": "x", "n": 2**40, "keys_redacted": True}
     assert clean.answer is not None
@@ -69,7 +73,7 @@ def test_a_body_loses_its_keys_and_keeps_schemas_settings_and_what_was_said() ->
     schema = {"type": "object", "properties": {"password": {"type": "string"}, "token": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "login", "parameters": schema}}
     mcp = {"type": "mcp", "server_url": "https://a.example/sse", "server_label": "a"}
-    kept = {
+    sent = {
         "messages": [{"role": "user", "content": "hi", "api_key": "what was said"}],
         "tools": [tool, mcp],
         "temperature": 0.5,
@@ -80,10 +84,10 @@ def test_a_body_loses_its_keys_and_keeps_schemas_settings_and_what_was_said() ->
     }
     secrets = Secrets([])
     keys = {"api_key": KEY, "extra_headers": {"X-A": "header-key-0123"}, "user_token": "not told as one"}
-    given = (
-        kept | keys | {"tools": [tool, mcp | {"authorization": "mcp-key-0123", "headers": {"B": "mcp-header-0123"}}]}
+    recorded_call = (
+        sent | keys | {"tools": [tool, mcp | {"authorization": "mcp-key-0123", "headers": {"B": "mcp-header-0123"}}]}
     )
-    assert secrets.remove_key_fields(given) == kept | {"user_token": "not told as one"}
+    assert secrets.remove_key_fields(recorded_call) == sent | {"user_token": "not told as one"}
     for key in (KEY, "header-key-0123", "mcp-key-0123", "mcp-header-0123"):
         assert secrets.has_key_in(f"it is {key}.")
     assert not secrets.has_key_in("conversation-12 </s> what was said")

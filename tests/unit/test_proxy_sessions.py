@@ -20,15 +20,15 @@ from testkit.agent_calls import (
     Message,
     Recording,
     answer_of,
+    answered_call,
     chat,
     completion,
     prompt_ids,
     prompt_messages,
     result,
-    told,
 )
 from testkit.engine_server import encoded, rendered
-from testkit.model_answers import Answer, answers, whole
+from testkit.model_answers import Answer, answers, whole_answer
 
 NOBODY = RolloutAddress()
 MOVES = ("go on", "go on", "fork", "fail", "edit", "elide", "rewrite", "compact", "sample", "sample")
@@ -57,9 +57,9 @@ class Agent:
                 last = len(history) - 1
                 messages[last] = messages[last] | {"content": f"in other words, {number}"}
             elif move == "elide":
-                place = next((at for at, message in enumerate(history) if message["role"] == "tool"), None)
-                if place is not None:
-                    messages[place] = messages[place] | {"content": f"cut {number}"}
+                index = next((at for at, message in enumerate(history) if message["role"] == "tool"), None)
+                if index is not None:
+                    messages[index] = messages[index] | {"content": f"cut {number}"}
             elif move == "rewrite" and self.address.is_named:
                 messages[1] = {"role": "user", "content": f"rewritten {number}"}
             elif move == "compact" and self.address.is_named:
@@ -88,13 +88,13 @@ def scheduled(agents: list[Agent], schedule: list[tuple[int, str, int]]) -> list
     return [call for turn in turns for call in turn]
 
 
-def said(message: Message) -> tuple[Any, ...]:
+def message_fields(message: Message) -> tuple[Any, ...]:
     calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
     return message["role"], message["content"] or "", message.get("tool_call_id"), calls
 
 
 def behind_the_last_answer(prompt: list[Message]) -> list[Message]:
-    answered = max((place + 1 for place, message in enumerate(prompt) if message["role"] == "assistant"), default=0)
+    answered = max((index + 1 for index, message in enumerate(prompt) if message["role"] == "assistant"), default=0)
     return [message for message in prompt[answered:] if message["role"] != "system"]
 
 
@@ -106,16 +106,16 @@ def test_each_call_is_a_row_of_its_agents_episode(are_named: list[bool], schedul
     records = recording.records()
     assert len(records) == sum(bool(agent.calls) for agent in agents)
     for agent in agents:
-        own = [r for r in records if any(agent.name in str(m["content"]) for m in r.initial_messages or ())]
+        own_records = [r for r in records if any(agent.name in str(m["content"]) for m in r.initial_messages or ())]
         if not agent.calls:
-            assert not own
+            assert not own_records
             continue
-        (record,) = own
+        (record,) = own_records
         assert len(record.steps) == len(agent.prompts)
         assert len(record.steps) + len(record.spans) == agent.calls
         for index, prompt in enumerate(agent.prompts):
             extra = record.steps[index].extra or {}
-            words = [said(m) for m in prompt_messages(record, index)], [said(m) for m in prompt]
+            words = [message_fields(m) for m in prompt_messages(record, index)], [message_fields(m) for m in prompt]
             if extra.get("history") == "edited":
                 words = [w for w in words[0] if w[0] != "assistant"], [w for w in words[1] if w[0] != "assistant"]
             assert words[0] == words[1]
@@ -134,8 +134,8 @@ def test_a_proxy_that_was_killed_goes_on_as_if_it_had_not_been(
             keys = iter(range(100))
             patch.setattr(sessions, "new_key", lambda keys=keys: next(keys).to_bytes(16, "little"))
             recording = Recording()
-            for place, call in enumerate(scheduled(agents_of(are_named), schedule)):
-                if is_killed and place == killed_at:
+            for index, call in enumerate(scheduled(agents_of(are_named), schedule)):
+                if is_killed and index == killed_at:
                     recording = recording.resumed()
                 recording.registry.record_call(call)
             records.append(recording.records())
@@ -159,17 +159,17 @@ NAMED = RolloutAddress(task="door")
 
 def test_several_samples_are_one_step_that_is_not_trained_on_and_any_may_be_gone_on_from() -> None:
     samples = [answer_of("push"), answer_of("pull"), answer_of("knock")]
-    seen = {"role": "user", "content": "it opens"}
+    observation = {"role": "user", "content": "it opens"}
     record = recorded(
         chat(NOBODY, [USER], *samples, number=0, n=3),
-        chat(NOBODY, [USER, samples[1], seen], answer_of("go in"), number=1),
+        chat(NOBODY, [USER, samples[1], observation], answer_of("go in"), number=1),
     )
     first, second = record.steps
     assert (first.action, first.trainable, second.trainable) == ("push", False, True)
-    others = (first.extra or {})["choices"]
-    assert [other["message"]["content"] for other in others] == ["pull", "knock"]
-    assert all(len(other["token_ids"]) == len(other["logprobs"]) for other in others)
-    assert second.context == [seen]
+    choices = (first.extra or {})["choices"]
+    assert [choice["message"]["content"] for choice in choices] == ["pull", "knock"]
+    assert all(len(choice["token_ids"]) == len(choice["logprobs"]) for choice in choices)
+    assert second.context == [observation]
     assert (second.extra or {})["follows_choice"] == 1
     assert second.tokens is not None
     assert second.tokens.prefix_step_index is None, "no row has the tokens of the other sample"
@@ -207,11 +207,11 @@ def test_agents_of_the_responses_api_are_one_conversation(keeps_history: bool, g
     body: dict[str, Any] = {"instructions": "You open doors."}
     calls = []
     for number, answer in enumerate(given_answers):
-        response = whole(RESPONSES, {}, [answer], [1]) | {"id": f"r{number}"}
+        response = whole_answer(RESPONSES, {}, [answer], [1]) | {"id": f"r{number}"}
         output = response["output"] = response["output"] or [SAYS_NOTHING]
-        calls.append(told(RESPONSES, NOBODY, body | {"input": items}, response, number=number))
-        seen = [{"type": "function_call_output", "call_id": "c", "output": f"seen {number}"}]
-        items = seen if keeps_history else [*items, *output, *seen]
+        calls.append(answered_call(RESPONSES, NOBODY, body | {"input": items}, response, number=number))
+        observation = [{"type": "function_call_output", "call_id": "c", "output": f"seen {number}"}]
+        items = observation if keeps_history else [*items, *output, *observation]
         body |= {"previous_response_id": f"r{number}"} if keeps_history else {}
     check_conversation(recorded(*calls), given_answers)
 
@@ -221,18 +221,18 @@ def test_agents_of_anthropics_messages_are_one_conversation(given_answers: list[
     messages: list[Any] = [USER]
     calls = []
     for number, answer in enumerate(given_answers):
-        message = whole(MESSAGES, {}, [answer], [1]) | {"id": f"m{number}"}
+        message = whole_answer(MESSAGES, {}, [answer], [1]) | {"id": f"m{number}"}
         message["content"] = message["content"] or [{"type": "text", "text": ""}]
         body = {"system": "You open doors.", "messages": messages}
-        calls.append(told(MESSAGES, NOBODY, body, message, number=number))
-        seen = {"type": "tool_result", "tool_use_id": "c", "content": f"seen {number}"}
-        own = {"role": "assistant", "content": message["content"]}
-        messages = [*messages, own, {"role": "user", "content": [seen]}]
+        calls.append(answered_call(MESSAGES, NOBODY, body, message, number=number))
+        observation = {"type": "tool_result", "tool_use_id": "c", "content": f"seen {number}"}
+        own_message = {"role": "assistant", "content": message["content"]}
+        messages = [*messages, own_message, {"role": "user", "content": [observation]}]
     check_conversation(recorded(*calls), given_answers)
 
 
 def check_conversation(record: EpisodeRecord, given_answers: list[Answer]) -> None:
-    """Each step goes on from the one before, and saw no more than what the tool said."""
+    """Each step continues from the one before, and saw no more than what the tool said."""
     assert [m["role"] for m in record.initial_messages or ()] == ["system", "user"]
     assert [(step.action, step.reasoning or "") for step in record.steps] == [
         (a.text, a.reasoning) for a in given_answers
@@ -272,8 +272,8 @@ def test_two_that_said_the_same_so_far_are_told_apart_by_who_went_on() -> None:
     for number in (0, 1):
         recording.registry.record_call(chat(NOBODY, [USER], answer_of("push"), number=number))
     for number in (2, 3):
-        more = [USER, answer_of("push"), {"role": "user", "content": f"locked {number}"}]
-        recording.registry.record_call(chat(NOBODY, more, answer_of("pull"), number=number))
+        messages = [USER, answer_of("push"), {"role": "user", "content": f"locked {number}"}]
+        recording.registry.record_call(chat(NOBODY, messages, answer_of("pull"), number=number))
     assert [len(record.steps) for record in recording.records()] == [2, 2]
 
 
@@ -403,8 +403,8 @@ def test_too_many_open_episodes_end_the_one_that_was_silent_for_longest(are_name
     prompts = [[{"role": "user", "content": f"door {number}"}] for number in range(5)]
     for number in (0, 1, 2):
         recording.registry.record_call(chat(addresses[number], prompts[number], answer_of("push"), number=number))
-    more = [*prompts[0], answer_of("push"), {"role": "user", "content": "locked"}]
-    recording.registry.record_call(chat(addresses[0], more, answer_of("pull"), number=3))
+    messages = [*prompts[0], answer_of("push"), {"role": "user", "content": "locked"}]
+    recording.registry.record_call(chat(addresses[0], messages, answer_of("pull"), number=3))
     assert recording.registry.counts.crowded_out == 1
     recording.registry.record_call(chat(addresses[3], prompts[3], answer_of("push"), number=4))
     assert recording.registry.counts.crowded_out == 2
@@ -473,13 +473,13 @@ def test_a_text_that_was_answered_with_nothing_is_no_beginning_of_others() -> No
         choice = {"index": 0, "text": text, "finish_reason": "stop"}
         body = {"model": "policy", "prompt": "Q: 1+1? A:"}
         recording.registry.record_call(
-            told(COMPLETIONS, NOBODY, body, {"id": f"a{number}", "choices": [choice]}, number=number)
+            answered_call(COMPLETIONS, NOBODY, body, {"id": f"a{number}", "choices": [choice]}, number=number)
         )
     for number, (prompt, text) in enumerate([("", ""), ("Q: 2+2?", " 4")], 3):
         choice = {"index": 0, "text": text, "finish_reason": "stop"}
         body = {"model": "policy", "prompt": prompt}
         recording.registry.record_call(
-            told(COMPLETIONS, NOBODY, body, {"id": f"a{number}", "choices": [choice]}, number=number)
+            answered_call(COMPLETIONS, NOBODY, body, {"id": f"a{number}", "choices": [choice]}, number=number)
         )
     assert [[step.action for step in record.steps] for record in recording.records()] == [
         [""],
@@ -493,7 +493,7 @@ def test_a_text_that_was_answered_with_nothing_is_no_beginning_of_others() -> No
 @pytest.mark.parametrize("lie", [5.0, 1e308, -1e308, 0.002])
 def test_what_is_no_log_probability_is_left_out_and_told(lie: float) -> None:
     """The tokens stay, for losses without ratios, and what an engine merely rounded counts."""
-    for value, known in ((lie, None), (0.0005, 0.0)):
+    for value, expected in ((lie, None), (0.0005, 0.0)):
         content = [{"logprob": -1.0}, {"logprob": value}]
         choice = {
             "index": 0,
@@ -505,15 +505,15 @@ def test_what_is_no_log_probability_is_left_out_and_told(lie: float) -> None:
         body = {"model": "policy", "messages": [USER]}
         answer = {"id": "a", "prompt_token_ids": [1, 2], "choices": [choice]}
         recording = Recording()
-        recording.registry.record_call(told(CHAT, NAMED, body, answer))
+        recording.registry.record_call(answered_call(CHAT, NAMED, body, answer))
         (record,) = recording.records()
         read = StepRecord(state=None, action="push")
-        left = apply_answer(read, answer, Lineage(), 0) or {}
-        for step, extra in ((record.steps[0], record.steps[0].extra or {}), (read, left)):
+        problems = apply_answer(read, answer, Lineage(), 0) or {}
+        for step, extra in ((record.steps[0], record.steps[0].extra or {}), (read, problems)):
             assert step.tokens is not None
             assert step.tokens.action_ids == [7, 8]
-            assert step.tokens.action_logprobs == (None if known is None else [-1.0, known])
-            assert (str(value) in extra.get(LOGPROBS_LEFT_OUT, "")) == (known is None)
+            assert step.tokens.action_logprobs == (None if expected is None else [-1.0, expected])
+            assert (str(value) in extra.get(LOGPROBS_LEFT_OUT, "")) == (expected is None)
         assert check(record) is None
 
 

@@ -34,15 +34,15 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 SECRET = "sk-do-not-store-1234567890"
 
 
-def chat(question: str, answer: str, **more: str) -> dict[str, str]:
-    parts = [{"role": role, "parts": [{"type": "text", "content": text}]} for role, text in (("user", question),)]
-    said = [{"role": "assistant", "parts": [{"type": "text", "content": answer}]}]
+def chat(question: str, answer: str, **fields: str) -> dict[str, str]:
+    inputs = [{"role": role, "parts": [{"type": "text", "content": text}]} for role, text in (("user", question),)]
+    outputs = [{"role": "assistant", "parts": [{"type": "text", "content": answer}]}]
     return {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "gpt-5",
-        "gen_ai.input.messages": json.dumps(parts),
-        "gen_ai.output.messages": json.dumps(said),
-        **more,
+        "gen_ai.input.messages": json.dumps(inputs),
+        "gen_ai.output.messages": json.dumps(outputs),
+        **fields,
     }
 
 
@@ -87,15 +87,17 @@ class Desk:
             self.registry.record_spans(address or RolloutAddress(), traced, NOW, is_over=is_over)
 
     def finished(self) -> list[EpisodeRecord | Reject]:
-        found = [[frames[number] for number in sorted(frames)] for frames in self.frames.values()]
-        return [item for frames in found if isinstance(frames[-1], EndFrame) for item in assemble_frames(frames)]
+        frames_by_episode = [[frames[number] for number in sorted(frames)] for frames in self.frames.values()]
+        return [
+            item for frames in frames_by_episode if isinstance(frames[-1], EndFrame) for item in assemble_frames(frames)
+        ]
 
 
 def comparable(record: EpisodeRecord) -> dict[str, Any]:
     """What of a record does not say how it arrived."""
-    found = msgspec.to_builtins(record)
-    found["spans"] = sorted(found["spans"], key=lambda span: str(span["span_id"]))
-    return {key: value for key, value in found.items() if key not in ("run_id", "source_uri")}
+    fields = msgspec.to_builtins(record)
+    fields["spans"] = sorted(fields["spans"], key=lambda span: str(span["span_id"]))
+    return {key: value for key, value in fields.items() if key not in ("run_id", "source_uri")}
 
 
 def of_a_file() -> EpisodeRecord:
@@ -116,12 +118,12 @@ def test_spans_in_any_batches_and_order_are_the_episode_of_a_file(
     order: list[int], sizes: list[int], is_repeated: bool
 ) -> None:
     desk = Desk()
-    left = [SPANS[index] for index in order]
+    spans_left = [SPANS[index] for index in order]
     for size in sizes:
-        batch, left = left[:size], left[size:]
+        batch, spans_left = spans_left[:size], spans_left[size:]
         for _ in range(1 + is_repeated):
             desk.send(batch)
-    desk.send(left)
+    desk.send(spans_left)
     desk.registry.stop(NOW)
     (record,) = desk.finished()
     assert isinstance(record, EpisodeRecord)
@@ -156,13 +158,13 @@ def test_a_named_rollout_takes_all_traces_until_its_end() -> None:
     for span in spans:
         desk.send([span], address)
     desk.registry.expire(NOW, 600)
-    told = desk.registry.end(address, EndRequest(reward=0.5, scores=[]), NOW)
+    ending = desk.registry.end(address, EndRequest(reward=0.5, scores=[]), NOW)
     (record,) = desk.finished()
     assert isinstance(record, EpisodeRecord)
     assert (record.run_id, record.task_id, record.rollout_index) == ("r", "t", 3)
     assert (len(record.steps), record.env_return, record.status) == (4, 0.5, "completed")
     assert {span.trace_id for span in record.spans} == {f"{AGENT:032x}"}
-    assert told["task_id"] == "t"
+    assert ending["task_id"] == "t"
 
 
 def test_spans_of_a_rollout_whose_calls_are_recorded_are_rows_of_its_spans() -> None:
@@ -195,13 +197,13 @@ def test_a_rollout_of_spans_alone_that_its_end_closes_has_no_step_beside_theirs(
     address = RolloutAddress(run="r", task="t", rollout=3)
     desk = Desk()
     desk.send([span for span in SPANS if span.name == "chat"], address)
-    told = desk.registry.end(address, EndRequest(reward=1.0, closes=True), NOW)
+    ending = desk.registry.end(address, EndRequest(reward=1.0, closes=True), NOW)
     (record,) = desk.finished()
     assert isinstance(record, EpisodeRecord)
     assert record.env_return == 1.0
-    assert len(record.steps) == told["spans"]
+    assert len(record.steps) == ending["spans"]
     assert all(step.action for step in record.steps)
-    assert "steps" not in told
+    assert "steps" not in ending
 
 
 def test_spans_that_were_unpacked_while_their_rollout_ended_begin_no_other_episode() -> None:
@@ -239,13 +241,13 @@ def test_a_span_without_its_ids_is_a_reject_and_the_others_are_taken(name: str) 
     for traced, is_over in split_request("/v1/traces", JSON, json.dumps(document).encode()):
         desk.registry.record_spans(RolloutAddress(), traced, NOW, is_over=is_over)
     desk.registry.stop(NOW)
-    found = desk.finished()
-    assert [item.message for item in found if isinstance(item, Reject) and name in item.message]
-    assert [len(item.steps) for item in found if isinstance(item, EpisodeRecord)] == [2]
+    records = desk.finished()
+    assert [item.message for item in records if isinstance(item, Reject) and name in item.message]
+    assert [len(item.steps) for item in records if isinstance(item, EpisodeRecord)] == [2]
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "fragment"),
     [
         (b"[]", "the body is list"),
         (b"{", "not OTLP JSON"),
@@ -254,8 +256,8 @@ def test_a_span_without_its_ids_is_a_reject_and_the_others_are_taken(name: str) 
         (b'{"resourceSpans": [3]}', "around `scopeSpans` is int"),
     ],
 )
-def test_what_is_no_otlp_is_refused_with_the_reason(body: bytes, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_is_no_otlp_is_refused_with_the_reason(body: bytes, fragment: str) -> None:
+    with pytest.raises(UsageError, match=fragment):
         split_request("/v1/traces", JSON, body)
 
 
@@ -282,14 +284,14 @@ def test_log_records_are_told_of_the_span_that_they_name() -> None:
         desk.registry.record_spans(RolloutAddress(), traced, NOW, is_over=is_over)
     desk.send(SPANS)
     desk.registry.stop(NOW)
-    (found,) = [item for item in desk.finished() if isinstance(item, EpisodeRecord)]
-    assert [(score.scorer, score.value, score.step_index) for score in found.scores] == [("judge", 0.25, 0)]
+    (only_record,) = [item for item in desk.finished() if isinstance(item, EpisodeRecord)]
+    assert [(score.scorer, score.value, score.step_index) for score in only_record.scores] == [("judge", 0.25, 0)]
 
 
 def test_no_key_of_an_attribute_comes_into_a_frame() -> None:
-    said = split_request("/v1/traces", PROTOBUF, encode_spans(SPANS).SerializeToString())
-    assert SECRET not in repr(said)
-    assert "Rome?" in repr(said)
+    trace_frames = split_request("/v1/traces", PROTOBUF, encode_spans(SPANS).SerializeToString())
+    assert SECRET not in repr(trace_frames)
+    assert "Rome?" in repr(trace_frames)
 
 
 def test_frames_of_traces_keep_their_form() -> None:
@@ -299,12 +301,12 @@ def test_frames_of_traces_keep_their_form() -> None:
 
 def test_many_spans_are_recorded_in_pieces_that_keep_nobody_waiting() -> None:
     ids = [f"{number:016x}" for number in range(1, 1202)]
-    spans = [{"traceId": f"{AGENT:032x}", "spanId": own, "name": "s", "startTimeUnixNano": "1"} for own in ids]
+    spans = [{"traceId": f"{AGENT:032x}", "spanId": span_id, "name": "s", "startTimeUnixNano": "1"} for span_id in ids]
     document = {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {}, "spans": spans}]}]}
-    found = [traced for traced, _ in split_request("/v1/traces", JSON, json.dumps(document).encode())]
-    parts = [frame.document["resourceSpans"][0]["scopeSpans"][0]["spans"] for frame in found]
-    assert max(map(len, parts)) <= 500
-    assert [span["spanId"] for part in parts for span in part] == ids
+    traced_frames = [traced for traced, _ in split_request("/v1/traces", JSON, json.dumps(document).encode())]
+    span_lists = [frame.document["resourceSpans"][0]["scopeSpans"][0]["spans"] for frame in traced_frames]
+    assert max(map(len, span_lists)) <= 500
+    assert [span["spanId"] for part in span_lists for span in part] == ids
 
 
 def test_traces_that_nobody_ends_crowd_out_each_other_and_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:

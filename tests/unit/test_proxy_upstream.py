@@ -1,4 +1,4 @@
-"""What is said of an upstream: what it is, why it gave nothing, and which addresses are none."""
+"""What is said of an upstream: what it is, why it gave nothing, and which addresses are refused."""
 
 import asyncio
 import socket
@@ -19,10 +19,10 @@ def error_of(url: str) -> Exception:
 
     async def ask() -> Exception:
         async with aiohttp.ClientSession() as session:
-            with pytest.raises((aiohttp.ClientError, TimeoutError)) as found:
+            with pytest.raises((aiohttp.ClientError, TimeoutError)) as error:
                 async with session.get(url, timeout=aiohttp.ClientTimeout(sock_connect=5, sock_read=0.2)):
                     pass
-            return found.value
+            return error.value
 
     return asyncio.run(ask())
 
@@ -47,8 +47,8 @@ def test_why_nobody_was_reached_is_told_with_the_address_and_what_to_do(wording:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         base = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        said = explain_unreachable(error_of(base), base)
-    text = wording(said)
+        message = explain_unreachable(error_of(base), base)
+    text = wording(message)
     assert f"at {base} (connection refused)" in text
     assert "is --upstream right?" in text
     plain = answering(lambda writer: writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "https")
@@ -66,7 +66,7 @@ def test_what_broke_off_is_told_in_plain_words_and_is_no_outage() -> None:
     assert "use https://" in outages.failed(
         answering(lambda writer: writer.write(b"\x15\x03\x01\x00\x02\x02\x46\r\n\r\n"))
     )
-    assert "--timeout" in outages.failed(aiohttp.SocketTimeoutError())
+    assert "--set timeout=SECONDS" in outages.failed(aiohttp.SocketTimeoutError())
     assert outages.problem is None
 
 
@@ -96,7 +96,7 @@ def test_what_may_be_a_base_url_is_taken(url: str) -> None:
 
 
 def test_a_lake_that_cannot_be_is_refused_at_once(tmp_path: object) -> None:
-    found = CliRunner().invoke(trajlake, ["record", "--upstream", "http://127.0.0.1:9", "--lake", __file__])
-    assert found.exit_code != 0
-    assert "recording" not in found.output
-    assert "is a file, and" in str(found.exception or found.output)
+    command = CliRunner().invoke(trajlake, ["record", "--upstream", "http://127.0.0.1:9", "--lake", __file__])
+    assert command.exit_code != 0
+    assert "recording" not in command.output
+    assert "is a file, and" in str(command.exception or command.output)

@@ -38,21 +38,21 @@ def run(lk: Lake, *args: Any) -> Result:
 
 
 def refused(lk: Lake, *args: Any) -> str:
-    with pytest.raises(TrajlakeError) as told:
+    with pytest.raises(TrajlakeError) as error:
         run(lk, *args)
-    return str(told.value)
+    return str(error.value)
 
 
 def test_a_run_is_summed_up_and_its_faults_are_told(lk: Lake, tmp_path: Path, wording: Wording) -> None:
     target = f"{module(tmp_path, WORDS)}:words"
-    found = run(lk, target, "--arg", "words=5", "--default-step-reward", "0.5", "--set", "commit_episodes=4")
-    assert found.exit_code == 0
-    first, second, third = found.stdout.splitlines()
+    command = run(lk, target, "--arg", "words=5", "--default-step-reward", "0.5", "--set", "commit_episodes=4")
+    assert command.exit_code == 0
+    first, second, third = command.stdout.splitlines()
     assert first.startswith("scorer words@")
     assert second.startswith("6 episodes scored in ")
     assert second.endswith(" s: 4 with a score, 0 without, 6 with errors; 12 steps; 0 were scored before")
     assert third.startswith("jobs ")
-    lines = found.stderr.splitlines()
+    lines = command.stderr.splitlines()
     assert any(line.startswith("4 step outputs match ") for line in lines)
     assert sum("odd one" in line for line in lines) == 2
     assert wording(lines[-1]).startswith("--retry-failed ")
@@ -65,11 +65,11 @@ def test_a_run_is_summed_up_and_its_faults_are_told(lk: Lake, tmp_path: Path, wo
 
 def test_what_a_function_prints_is_shown_and_steers_no_terminal(lk: Lake, tmp_path: Path) -> None:
     text = "def f(messages):\n    print('see', len(messages), '\\x1b[31m')\n    return 0.5\n"
-    found = run(lk, f"{module(tmp_path, text)}:f", "--where", "task_id = 't0'")
-    first, *rest = found.stderr.splitlines()
+    command = run(lk, f"{module(tmp_path, text)}:f", "--where", "task_id = 't0'")
+    first, *rest = command.stderr.splitlines()
     assert first == "the function printed:"
     assert [line.startswith("see 7 ") for line in rest] == [True] * 3
-    assert "\x1b" not in found.stderr
+    assert "\x1b" not in command.stderr
 
 
 def test_options_come_from_a_file_then_from_the_line(lk: Lake, tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_options_come_from_a_file_then_from_the_line(lk: Lake, tmp_path: Path) -
 
 
 def test_a_built_in_scorer_is_run_by_its_name(lk: Lake) -> None:
-    found = run(lk, "env_return", "--arg", "source=rewards", "--where", "task_id = 't0'")
-    assert "3 episodes scored" in found.stdout
+    command = run(lk, "env_return", "--arg", "source=rewards", "--where", "task_id = 't0'")
+    assert "3 episodes scored" in command.stdout
     assert [row["value"] for row in score_rows(lk)] == [3.0, 3.0, 3.0]
 
 
@@ -96,8 +96,8 @@ def test_a_reward_is_composed_from_a_file(lk: Lake, tmp_path: Path) -> None:
     config = tmp_path / "rewards.toml"
     config.write_text('[reward.mine]\ncomponents = [{scorer = "env_return", weight = 2.0}]\n')
     run(lk, "env_return")
-    found = run(lk, "--reward", "mine", "--config", config)
-    assert found.stdout.splitlines()[0].startswith("reward mine@")
+    command = run(lk, "--reward", "mine", "--config", config)
+    assert command.stdout.splitlines()[0].startswith("reward mine@")
     assert [row["value"] for row in score_rows(lk, "value", "s.scorer = 'mine'")] == [0.0, 2.0, 0.0] * 2
     again = run(lk, "--reward", "mine", "--config", config)
     assert "6 unchanged" in again.stdout
@@ -107,8 +107,8 @@ def test_a_reward_of_steps_without_a_scored_step_is_told(lk: Lake, tmp_path: Pat
     config = tmp_path / "rewards.toml"
     config.write_text('[reward.mine]\nlevel = "both"\ncomponents = [{scorer = "env_return", of = "same"}]\n')
     run(lk, "env_return")
-    found = run(lk, "--reward", "mine", "--config", config)
-    assert 'level is "both"' in wording(found.stderr)
+    command = run(lk, "--reward", "mine", "--config", config)
+    assert 'level is "both"' in wording(command.stderr)
     assert run(lk, "--reward", "mine", "--config", config).stderr == ""
 
 
@@ -149,9 +149,9 @@ def test_a_file_that_cannot_be_used_is_told(text: str, message: str, lk: Lake, t
 def test_a_judge_needs_consent(lk: Lake, tmp_path: Path, wording: Wording) -> None:
     text = "@reward_function(requires_network=True)\ndef f(messages): return 0.5\n"
     target = f"{module(tmp_path, text)}:f"
-    told = refused(lk, target)
-    assert wording(told).startswith("rewards.py:f requires the network")
-    assert "--allow-network, or allow_network = true" in told
+    fault = refused(lk, target)
+    assert wording(fault).startswith("rewards.py:f requires the network")
+    assert "--allow-network, or allow_network = true" in fault
     assert "6 with a score" in run(lk, target, "--allow-network").stdout
     assert {row["isolation"] for row in score_rows(lk, "isolation")} == {"none"}
 
@@ -161,8 +161,8 @@ def test_a_judge_needs_consent(lk: Lake, tmp_path: Path, wording: Wording) -> No
 
 def test_what_may_not_be_meant_is_said_before_anything_runs(lk: Lake, tmp_path: Path, wording: Wording) -> None:
     target = f"{module(tmp_path, WORDS)}:words"
-    found = run(lk, target, "--arg", "nope=1", "--allow-network", "--set", "batch_size=3", "--set", "concurrency=2")
-    first, *rest = found.stderr.splitlines()
+    command = run(lk, target, "--arg", "nope=1", "--allow-network", "--set", "batch_size=3", "--set", "concurrency=2")
+    first, *rest = command.stderr.splitlines()
     assert first.startswith("argument `nope` is ")
     assert "`words`: it goes" in first
     assert "**kwargs" in first
@@ -195,10 +195,10 @@ def test_a_run_in_which_every_call_failed_ends_with_the_most_frequent_reason(
 ) -> None:
     text = "def f(messages, rollout_index):\n    return None if rollout_index else 1 / 0\n"
     target = f"{module(tmp_path, text)}:f"
-    found = run(lk, target)
-    assert found.exit_code == 1
-    assert "0 with a score, 0 without, 6 with errors; 0 steps" in found.stdout
-    last = wording(found.stderr.splitlines()[-1])
+    command = run(lk, target)
+    assert command.exit_code == 1
+    assert "0 with a score, 0 without, 6 with errors; 0 steps" in command.stdout
+    last = wording(command.stderr.splitlines()[-1])
     assert "6 of 6 failed, most often (4) " in last
     assert "TypeError: `f` returned None" in last
     assert "EvaluateResult(score=None, reason=" in last
@@ -208,42 +208,42 @@ def test_a_run_in_which_every_call_failed_ends_with_the_most_frequent_reason(
     assert run(lk, target, "--retry-failed").exit_code == 1
 
 
-@pytest.mark.parametrize("given", ["step_outputs=[StepOutput(0, 1.0)]", "score=1.0"])
-def test_a_run_with_some_value_does_not_end_in_vain(given: str, lk: Lake, tmp_path: Path) -> None:
+@pytest.mark.parametrize("expression", ["step_outputs=[StepOutput(0, 1.0)]", "score=1.0"])
+def test_a_run_with_some_value_does_not_end_in_vain(expression: str, lk: Lake, tmp_path: Path) -> None:
     text = (
         '@reward_function(step_index="step")\ndef f(messages, rollout_index):\n'
-        f"    return EvaluateResult({given}) if rollout_index else 1 / 0\n"
+        f"    return EvaluateResult({expression}) if rollout_index else 1 / 0\n"
     )
-    found = run(lk, f"{module(tmp_path, text)}:f")
-    assert "2 with errors" in found.stdout
-    assert found.exit_code == 0
+    command = run(lk, f"{module(tmp_path, text)}:f")
+    assert "2 with errors" in command.stdout
+    assert command.exit_code == 0
 
 
 def test_what_does_not_apply_is_no_error_and_is_counted_with_its_reason(lk: Lake, tmp_path: Path) -> None:
     text = "def f(messages):\n    return {'score': None, 'reason': 'no tool was called'}\n"
     for target, reason in ((f"{module(tmp_path, text)}:f", "no tool was called"), ("voting", "no vote is recorded")):
-        found = run(lk, target)
-        assert found.exit_code == 0
-        assert "0 with a score, 6 without, 0 with errors" in found.stdout
-        assert found.stderr == f"  6 without a score: {reason}\n"
+        command = run(lk, target)
+        assert command.exit_code == 0
+        assert "0 with a score, 6 without, 0 with errors" in command.stdout
+        assert command.stderr == f"  6 without a score: {reason}\n"
 
 
 def test_a_socket_in_the_sandbox_is_told_how_to_be_allowed(lk: Lake, tmp_path: Path) -> None:
     text = "import socket\ndef f(messages):\n    socket.create_connection(('127.0.0.1', 9))\n"
-    found = run(lk, f"{module(tmp_path, text)}:f")
-    assert found.exit_code == 1
-    assert "(rewards.py, line " in found.stderr.splitlines()[-1]
-    assert found.stderr.splitlines()[-1].endswith(NO_NETWORK)
+    command = run(lk, f"{module(tmp_path, text)}:f")
+    assert command.exit_code == 1
+    assert "(rewards.py, line " in command.stderr.splitlines()[-1]
+    assert command.stderr.splitlines()[-1].endswith(NO_NETWORK)
 
 
 def test_a_reward_that_is_unknown_everywhere_says_why(lk: Lake, tmp_path: Path, wording: Wording) -> None:
     config = tmp_path / "rewards.toml"
     config.write_text('[reward.r]\ncomponents = ["env_return"]\nsql = "env_return / 0"\n')
     run(lk, "env_return")
-    found = run(lk, "--reward", "r", "--config", config)
-    assert found.exit_code == 1
-    assert found.stdout.splitlines()[1] == "6 episodes: 0 known, 6 unknown, 0 unchanged"
-    first, last = found.stderr.splitlines()
+    command = run(lk, "--reward", "r", "--config", config)
+    assert command.exit_code == 1
+    assert command.stdout.splitlines()[1] == "6 episodes: 0 known, 6 unknown, 0 unchanged"
+    first, last = command.stderr.splitlines()
     assert wording(first).startswith("  6 without a reward: ")
     assert wording(last).startswith("reward r is unknown everywhere, most often (6) ")
     assert "no finite number" in first
@@ -253,8 +253,8 @@ def test_a_reward_that_is_unknown_everywhere_says_why(lk: Lake, tmp_path: Path, 
 
 def test_episodes_and_steps_of_a_reward_are_counted_apart(lk: Lake, tmp_path: Path) -> None:
     config = tmp_path / "rewards.toml"
-    parts = '[{scorer = "env_return", of = "episode"}, "walk"]'
-    config.write_text(f'[reward.r]\ncomponents = {parts}\nlevel = "both"\n')
+    components = '[{scorer = "env_return", of = "episode"}, "walk"]'
+    config.write_text(f'[reward.r]\ncomponents = {components}\nlevel = "both"\n')
     text = (
         '@reward_function(step_index="step")\ndef walk(messages, rollout_index):\n'
         "    outputs = [StepOutput(0, 1.0), StepOutput(1, None)]\n"
@@ -262,10 +262,10 @@ def test_episodes_and_steps_of_a_reward_are_counted_apart(lk: Lake, tmp_path: Pa
     )
     run(lk, "env_return")
     run(lk, f"{module(tmp_path, text)}:walk")
-    found = run(lk, "--reward", "r", "--config", config)
-    assert found.stdout.splitlines()[1] == "6 episodes: 4 known, 2 unknown, 0 unchanged; 12 steps: 6 known, 6 unknown"
-    assert found.stderr == "  2 without a reward: unknown: walk (lone)\n"
-    assert found.exit_code == 0
+    command = run(lk, "--reward", "r", "--config", config)
+    assert command.stdout.splitlines()[1] == "6 episodes: 4 known, 2 unknown, 0 unchanged; 12 steps: 6 known, 6 unknown"
+    assert command.stderr == "  2 without a reward: unknown: walk (lone)\n"
+    assert command.exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -295,19 +295,19 @@ def test_a_failure_of_the_machine_prints_no_traceback(
 
 def test_an_error_is_one_line_however_long_the_function_talks(lk: Lake, tmp_path: Path) -> None:
     text = "def f(messages, rollout_index, **_):\n    raise ValueError('one\\ntwo\\x1b' + ' word' * 400)\n"
-    found = run(lk, f"{module(tmp_path, text)}:f")
-    assert found.exit_code == 1
-    told = [line for line in found.stderr.splitlines() if "ValueError" in line]
-    assert len(told) == 6, "five episodes, and the reason of the status"
-    assert all("one two" in line and len(line) < 450 for line in told)
-    assert len(found.stderr.splitlines()) == 7
-    assert "\x1b" not in found.stderr
+    command = run(lk, f"{module(tmp_path, text)}:f")
+    assert command.exit_code == 1
+    lines = [line for line in command.stderr.splitlines() if "ValueError" in line]
+    assert len(lines) == 6, "five episodes, and the reason of the status"
+    assert all("one two" in line and len(line) < 450 for line in lines)
+    assert len(command.stderr.splitlines()) == 7
+    assert "\x1b" not in command.stderr
     (row, *_) = score_rows(lk, "s.error")
     assert "one\ntwo" in row["error"], "the table has it as it was"
 
 
 def test_a_run_that_wrote_nothing_names_no_jobs(lk: Lake, tmp_path: Path) -> None:
-    """Another run has scored all of it meanwhile."""
+    """Another run has scored all of it in the meantime."""
     code = tmp_path / "code"
     text = "def f(messages, rollout_index, **_):\n    return float(rollout_index)\n"
     target = f"{module(code, text)}:f"
@@ -317,9 +317,9 @@ def test_a_run_that_wrote_nothing_names_no_jobs(lk: Lake, tmp_path: Path) -> Non
         def __getattr__(self, name: str) -> Any:
             return getattr(work, name)
 
-        def score(self, *given: Any) -> Iterator[ScoredEpisodes]:
+        def score(self, *arguments: Any) -> Iterator[ScoredEpisodes]:
             run_score(lk, target)
-            yield from work.score(*given)
+            yield from work.score(*arguments)
 
     report = run_score(lk, Overtaken())  # type: ignore[arg-type]
     assert (report.scored, report.overtaken, report.job_ids, report.made_current) == (0, 6, [], False)

@@ -12,7 +12,7 @@ from lake import ids
 from pipelines.score import judges
 from pipelines.score.judges import Judge, JudgeError
 from pipelines.score.reward_function import open_judge_run
-from testkit.judge_server import JudgeServer, crowd, gone, raw, said, serving, slow
+from testkit.judge_server import JudgeServer, chat_reply, close_connection, crowd, raw, serving, slow
 
 KEY = "sk-very-secret-0123456789"
 
@@ -36,10 +36,10 @@ def judge(server: JudgeServer, **options: Any) -> Judge:
 
 
 def test_a_question_becomes_a_chat_completion(server: JudgeServer) -> None:
-    asked = judge(server)
-    assert asked.ask_now("2 + 2?", temperature=0, max_tokens=5) == "echo 2 + 2?"
+    chat_judge = judge(server)
+    assert chat_judge.ask_now("2 + 2?", temperature=0, max_tokens=5) == "echo 2 + 2?"
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3?"}]
-    assert asyncio.run(asked.ask(chat)) == "echo 3?"
+    assert asyncio.run(chat_judge.ask(chat)) == "echo 3?"
     first = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}], "temperature": 0, "max_tokens": 5}
     assert server.requests == [first, {"model": "m", "messages": chat}]
     assert server.keys == [f"Bearer {KEY}"] * 2
@@ -86,7 +86,7 @@ def test_a_judge_that_cannot_work_is_refused(fault: dict[str, Any]) -> None:
         raw(b"<html>fine</html>"),
         raw(b'{"choices": ['),
         raw(b""),
-        gone,
+        close_connection,
         slow(1.0),
     ],
     ids=["429", "500", "502", "503", "529", "408", "html", "cut", "empty", "gone", "slow"],
@@ -173,10 +173,10 @@ def test_waits_double_with_a_random_part_and_honour_the_server(
 
 def test_requests_in_flight_are_limited(server: JudgeServer) -> None:
     server.script = [crowd(2)] * 6
-    asked = judge(server, concurrency=2)
+    chat_judge = judge(server, concurrency=2)
 
     async def all_of_them() -> list[str]:
-        return await asyncio.gather(*(asked.ask(str(n)) for n in range(6)))
+        return await asyncio.gather(*(chat_judge.ask(str(n)) for n in range(6)))
 
     assert asyncio.run(all_of_them()) == [f"echo {n}" for n in range(6)]
     # The server may count an answer that has arrived: it looks after it has sent it.
@@ -188,18 +188,18 @@ def test_requests_in_flight_are_limited(server: JudgeServer) -> None:
 
 def test_the_key_is_in_no_error_no_answer_and_no_name(server: JudgeServer) -> None:
     server.script = [raw(f"Incorrect API key provided: {KEY}".encode(), 401)]
-    asked = judge(server)
-    with pytest.raises(JudgeError, match=r"^HTTP 401: Incorrect API key provided: \*\*\*$") as told:
-        asked.ask_now("x")
-    assert KEY not in repr(told.value.__cause__) + repr(asked) + str(vars(asked))
+    chat_judge = judge(server)
+    with pytest.raises(JudgeError, match=r"^HTTP 401: Incorrect API key provided: \*\*\*$") as error:
+        chat_judge.ask_now("x")
+    assert KEY not in repr(error.value.__cause__) + repr(chat_judge) + str(vars(chat_judge))
     for fault in (raw(KEY.encode()), raw(f'{{"choices": "{KEY}"}}'.encode()), raw(b"x" * 90 + KEY.encode())):
         server.script = [fault]
-        with pytest.raises(JudgeError) as told:
+        with pytest.raises(JudgeError) as error:
             judge(server, tries=1).ask_now("x")
-        assert KEY[:9] not in str(told.value)
-    server.script = [said(f"your key is {KEY}")]
+        assert KEY[:9] not in str(error.value)
+    server.script = [chat_reply(f"your key is {KEY}")]
     with open_judge_run({}) as run:
-        assert asked.ask_now("x") == "your key is ***"
+        assert chat_judge.ask_now("x") == "your key is ***"
     assert KEY not in str(run)
 
 
@@ -207,22 +207,22 @@ def test_the_key_is_in_no_error_no_answer_and_no_name(server: JudgeServer) -> No
 
 
 def test_an_answer_that_is_known_is_not_asked(server: JudgeServer) -> None:
-    asked = judge(server)
-    server.script = [said("seven", prompt_tokens=11, completion_tokens=2)]
+    chat_judge = judge(server)
+    server.script = [chat_reply("seven", prompt_tokens=11, completion_tokens=2)]
     with open_judge_run({}) as run:
-        assert asked.ask_now("x", about=[0]) == "seven"
-        assert asyncio.run(asked.ask("x")) == "seven", "once in one call"
+        assert chat_judge.ask_now("x", about=[0]) == "seven"
+        assert asyncio.run(chat_judge.ask("x")) == "seven", "once in one call"
     (fresh,) = run.fresh
     request_id = fresh.pop("request_id")
     assert fresh == {"model": "m", "answer": "seven", "about": [0], "prompt_tokens": 11, "completion_tokens": 2}
     assert ids.is_text(request_id)
     assert msgspec.json.decode(msgspec.json.encode(run.fresh)) == run.fresh
     with open_judge_run({request_id: "stored"}) as run:
-        assert asked.ask_now("x") == "stored"
-        assert asked.ask_now("y") == "echo y"
-    assert [one["answer"] for one in run.fresh] == ["echo y"]
+        assert chat_judge.ask_now("x") == "stored"
+        assert chat_judge.ask_now("y") == "echo y"
+    assert [row["answer"] for row in run.fresh] == ["echo y"]
     assert len(server.requests) == 2
-    assert asked.ask_now("x") == "echo x", "by hand there is no store"
+    assert chat_judge.ask_now("x") == "echo x", "by hand there is no store"
 
 
 def test_a_request_is_what_is_asked_of_whom_with_which_options(server: JudgeServer, monkeypatch: Any) -> None:
@@ -248,10 +248,10 @@ def test_a_request_is_what_is_asked_of_whom_with_which_options(server: JudgeServ
 
 
 def test_several_answers_to_one_question(server: JudgeServer) -> None:
-    asked = judge(server)
-    server.script = [said("a"), said("b")]
+    chat_judge = judge(server)
+    server.script = [chat_reply("a"), chat_reply("b")]
     with open_judge_run({}) as run:
-        assert [asked.ask_now("x", sample=n) for n in (0, 1, 0)] == ["a", "b", "a"]
+        assert [chat_judge.ask_now("x", sample=n) for n in (0, 1, 0)] == ["a", "b", "a"]
     assert len(run.fresh) == 2
 
 

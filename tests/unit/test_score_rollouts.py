@@ -22,12 +22,12 @@ from testkit.shared import shared_data
 KEYS = ("run_id", "group_id", "episode_id", "num_steps")
 
 
-def read(lk: lake.Lake, wanted: Any = ARGUMENTS) -> dict[tuple[str, int], RolloutInput]:
+def read(lk: lake.Lake, arguments: Any = ARGUMENTS) -> dict[tuple[str, int], RolloutInput]:
     """All rollouts by task and number."""
     names = lk.scan("episodes").select("episode_id", "task_id", "rollout_index").collect()
     called = {row["episode_id"]: (row["task_id"], row["rollout_index"]) for row in names.to_dicts()}
-    found = read_rollouts(lk.snapshot(), lk.scan("episodes").select(KEYS).collect(), wanted)
-    return {called[one.episode_id]: one for one in found}
+    inputs = read_rollouts(lk.snapshot(), lk.scan("episodes").select(KEYS).collect(), arguments)
+    return {called[rollout_input.episode_id]: rollout_input for rollout_input in inputs}
 
 
 def called_with(rollout: RolloutInput) -> Any:
@@ -36,12 +36,12 @@ def called_with(rollout: RolloutInput) -> Any:
 
 def test_a_conversation_is_what_was_said_in_order(tmp_path: Path) -> None:
     lk = conversations(tmp_path / "lake", 1, 2)
-    one = read(lk)["t0", 1]
-    call = called_with(one)
+    rollout_input = read(lk)["t0", 1]
+    call = called_with(rollout_input)
     roles = ["system", "user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert [message["role"] for message in call["messages"]] == roles
-    assert one.steps_S == (0, 1, 2)
-    assert one.messages_S == (2, 4, 6)
+    assert rollout_input.steps_S == (0, 1, 2)
+    assert rollout_input.messages_S == (2, 4, 6)
     first = {"id": "c0", "type": "function", "function": {"name": "look", "arguments": '{"n": 0}'}}
     assert call["messages"][2] == {"role": "assistant", "content": "", "tool_calls": [first]}
     assert call["messages"][3] == {"role": "tool", "tool_call_id": "c0", "content": "result 0"}
@@ -57,8 +57,8 @@ def test_the_facts_of_an_episode_come_along(tmp_path: Path) -> None:
     assert set(call) == set(ARGUMENTS)
     assert ids.from_text(call["episode_id"]) == row["episode_id"]
     assert ids.from_text(call["group_id"]) == row["group_id"]
-    known = {name: call[name] for name in ("run_id", "task_id", "rollout_index", "num_steps", "env_return", "agent_id")}
-    assert known == {
+    facts = {name: call[name] for name in ("run_id", "task_id", "rollout_index", "num_steps", "env_return", "agent_id")}
+    assert facts == {
         "run_id": "r", "task_id": "t", "rollout_index": 1, "num_steps": 2, "env_return": 1.0, "agent_id": None
     }  # fmt: skip
     assert {name: call[name] for name in fields} == fields
@@ -69,9 +69,9 @@ def test_the_facts_of_an_episode_come_along(tmp_path: Path) -> None:
 
 def test_only_what_a_function_takes_is_read(tmp_path: Path) -> None:
     lk = conversations(tmp_path / "lake", 1, 1)
-    one = read(lk, {"messages", "task_id", "words"})["t0", 0]
-    assert set(one.arguments) == {"messages", "task_id"}
-    assert make_call(one, {"words": 3, "task_id": "mine"})["task_id"] == "mine"
+    rollout_input = read(lk, {"messages", "task_id", "words"})["t0", 0]
+    assert set(rollout_input.arguments) == {"messages", "task_id"}
+    assert make_call(rollout_input, {"words": 3, "task_id": "mine"})["task_id"] == "mine"
 
 
 def test_states_stand_for_messages_that_no_source_kept(tmp_path: Path) -> None:
@@ -85,26 +85,26 @@ def test_states_stand_for_messages_that_no_source_kept(tmp_path: Path) -> None:
         ],
     )
     lk.append([maze("m", 0, 1.0), bare], run_id="r")
-    found = read(lk)
-    assert called_with(found["bare", 0])["messages"] == [
+    inputs = read(lk)
+    assert called_with(inputs["bare", 0])["messages"] == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "1"},
         {"role": "tool", "content": "b"},
         {"role": "assistant", "content": "2", "reasoning_content": "why"},
     ]
-    spoken = [(m["role"], m["content"]) for m in called_with(found["m", 0])["messages"]]
+    spoken = [(m["role"], m["content"]) for m in called_with(inputs["m", 0])["messages"]]
     assert spoken[:3] == [("system", "You walk through a maze."), ("user", "You are at the gate."), spoken[2]]
     assert spoken[-1] == ("user", "The end.")
-    assert [place for place, (role, _) in enumerate(spoken) if role == "assistant"] == list(found["m", 0].messages_S)
+    assert [index for index, (role, _) in enumerate(spoken) if role == "assistant"] == list(inputs["m", 0].messages_S)
 
 
 def test_steps_that_are_not_active_are_not_there(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
     steps = [StepRecord(state=f"s{n}", action=f"a{n}", is_active=n < 2) for n in range(4)]
     lk.append([EpisodeRecord(task_id="t", steps=steps)], run_id="r")
-    one = read(lk)["t", 0]
-    assert (one.steps_S, one.messages_S) == ((0, 1), (1, 3))
-    assert len(called_with(one)["messages"]) == 4
+    rollout_input = read(lk)["t", 0]
+    assert (rollout_input.steps_S, rollout_input.messages_S) == ((0, 1), (1, 3))
+    assert len(called_with(rollout_input)["messages"]) == 4
 
 
 def test_payloads_that_were_moved_out_are_put_back(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_an_episode_of_which_no_step_is_active_is_a_conversation_too(tmp_path: P
     padding = [StepRecord(state="s", action="a", is_active=False)]
     first = [{"role": "user", "content": "?"}]
     lk.append([EpisodeRecord(task_id="t", steps=padding, initial_messages=first)], run_id="r")
-    one = read(lk)["t", 0]
-    assert (one.steps_S, called_with(one)["messages"]) == ((), first)
+    rollout_input = read(lk)["t", 0]
+    assert (rollout_input.steps_S, called_with(rollout_input)["messages"]) == ((), first)
 
 
 def test_a_joint_call_has_a_list_of_each(tmp_path: Path) -> None:
@@ -163,14 +163,14 @@ def test_parts_hold_every_episode_once_and_groups_whole(rows: list[tuple[int, in
     episodes = pl.DataFrame(
         columns, schema_overrides={"run_id": pl.String, "group_id": pl.Int64, "num_steps": pl.Int32}
     )
-    found = list(split_batches(episodes, steps=bound, most=4))
-    assert all(len(part) for part in found)
-    if found:
-        assert pl.concat(found).equals(episodes.sort("run_id", "group_id", "episode_id"))
-    assert len(found) == 0 or rows
-    groups = [set(part["group_id"]) for part in found]
+    batches = list(split_batches(episodes, steps=bound, most=4))
+    assert all(len(part) for part in batches)
+    if batches:
+        assert pl.concat(batches).equals(episodes.sort("run_id", "group_id", "episode_id"))
+    assert len(batches) == 0 or rows
+    groups = [set(part["group_id"]) for part in batches]
     assert sum(map(len, groups)) == len(set().union(*groups))
-    for part in found:
+    for part in batches:
         if part["group_id"].n_unique() > 1:
             assert part["num_steps"].sum() <= bound
             assert len(part) <= 4
@@ -183,11 +183,11 @@ def test_real_conversations_come_back_as_they_were_recorded(tmp_path: Path) -> N
 
     lk = empty_lake(tmp_path / "lake")
     ingest(lk, path)
-    found = read(lk, {"messages"})
+    inputs = read(lk, {"messages"})
     originals = msgspec.json.decode(path.read_bytes())
-    assert len(found) == len(originals) == 200
+    assert len(inputs) == len(originals) == 200
     for row in originals:
-        messages = called_with(found[str(row["task_id"]), row["trial"]])["messages"]
+        messages = called_with(inputs[str(row["task_id"]), row["trial"]])["messages"]
         expected = [
             {key: value for key, value in message.items() if value is not None} | {"content": message["content"] or ""}
             for message in row["traj"]

@@ -48,8 +48,8 @@ def test_a_full_result_is_kept_in_full() -> None:
         '{"a":{"score":1.0,"is_score_valid":true,"reason":"fine","data":{},"success":null},"b":2,"trajectory_info":{"t":1}}'
     )
     assert list(steps) == [1]
-    told = {name: steps[1][name] for name in ("value", "reason", "error", "isolation", "metrics")}
-    assert told == {"value": -1.0, "reason": "bad", "error": None, "isolation": "strong", "metrics": '{"m":1}'}
+    columns = {name: steps[1][name] for name in ("value", "reason", "error", "isolation", "metrics")}
+    assert columns == {"value": -1.0, "reason": "bad", "error": None, "isolation": "strong", "metrics": '{"m":1}'}
     assert (scored.episodes, scored.unmatched, scored.examples) == (1, 0, [])
     assert scored.frame().schema == pl.Schema(SCHEMA)
 

@@ -40,8 +40,8 @@ def wrapped(inner: Exception) -> Exception:
     ],
 )
 def test_a_network_that_is_not_there_is_named(error: Exception) -> None:
-    kind, told = describe_failure(error, locked=True)
-    assert (kind, told.endswith(NO_NETWORK)) == ("exception", True)
+    kind, message = describe_failure(error, locked=True)
+    assert (kind, message.endswith(NO_NETWORK)) == ("exception", True)
     assert "requires_network=True" in NO_NETWORK
     assert "--allow-network" in NO_NETWORK
     assert not describe_failure(error, locked=False)[1].endswith(NO_NETWORK), "outside it is another matter"
@@ -55,15 +55,15 @@ def test_another_failure_is_not_taken_for_it(error: Exception) -> None:
 
 
 def test_exceptions_that_are_behind_each_other_in_a_circle_end() -> None:
-    one, other = ValueError("one"), ValueError("other")
-    one.__cause__, other.__cause__ = other, one
-    assert describe_failure(one, locked=True) == ("exception", "ValueError: one")
+    first, second = ValueError("one"), ValueError("other")
+    first.__cause__, second.__cause__ = second, first
+    assert describe_failure(first, locked=True) == ("exception", "ValueError: one")
 
 
 def test_a_long_text_is_cut_and_keeps_the_advice() -> None:
-    _, told = describe_failure(socket.gaierror(-3, "x" * 99_999), locked=True)
-    assert told.endswith(NO_NETWORK)
-    assert len(told) == TEXT
+    _, message = describe_failure(socket.gaierror(-3, "x" * 99_999), locked=True)
+    assert message.endswith(NO_NETWORK)
+    assert len(message) == TEXT
 
 
 def test_what_is_no_exception_of_the_functions_own() -> None:

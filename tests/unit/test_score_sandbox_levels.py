@@ -39,8 +39,8 @@ def on_a_machine(monkeypatch: pytest.MonkeyPatch, missing: dict[str, str], *, wr
 
 def without_trials(monkeypatch: pytest.MonkeyPatch, failing: dict[str, str]) -> None:
     """A machine on which levels fail when they are tried."""
-    found = {level: failing.get(level) for level in launch.ORDER}
-    monkeypatch.setattr(launch, "find_obstacle", found.__getitem__)
+    failures = {level: failing.get(level) for level in launch.ORDER}
+    monkeypatch.setattr(launch, "find_obstacle", failures.__getitem__)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_a_process_asks_for_the_layers_of_its_level(level: Any) -> None:
 
 
 def test_a_namespace_holds_what_may_be_read_and_nothing_else(tmp_path: Path) -> None:
-    given = tmp_path / "given"
-    given.mkdir()
-    read = (str(given), "/proc/stat", "/sys/fs/cgroup")
+    folder = tmp_path / "given"
+    folder.mkdir()
+    read = (str(folder), "/proc/stat", "/sys/fs/cgroup")
     command = launch.wrap_command(["python", "file.py"], isolation.LockPolicy(read=read))
     assert command[1:3] == ["--unshare-all", "--die-with-parent"]
     assert command[-3:] == ["--", "python", "file.py"]
-    bound = [command[place + 1] for place, word in enumerate(command) if word == "--ro-bind"]
-    assert str(given) in bound
+    bound = [command[index + 1] for index, word in enumerate(command) if word == "--ro-bind"]
+    assert str(folder) in bound
     assert not [path for path in bound if path.startswith(("/proc", "/sys", "/dev", str(tmp_path) + "/."))]
     assert "/" not in bound
     assert "--bind" not in command

@@ -1,4 +1,4 @@
-"""What user code may return, and what becomes of it."""
+"""What user code may return, and the outcome of it."""
 
 import dataclasses
 import datetime
@@ -79,15 +79,15 @@ def sent(value: Any) -> Any:
     ],
 )
 def test_a_result_becomes_json_data(value: Any, expected: Any) -> None:
-    found = sent(convert_result(value, "pointwise"))
-    assert found == expected
-    assert type(found) is type(expected)
+    outcome = sent(convert_result(value, "pointwise"))
+    assert outcome == expected
+    assert type(outcome) is type(expected)
 
 
 @pytest.mark.parametrize("mode", ["batch", "group"])
 def test_a_batch_function_returns_a_list(mode: str) -> None:
-    found = sent(convert_result([1, 0.5, np.float32(0.25), Result(1.0), {"score": None}], mode))
-    assert found == [1, 0.5, 0.25, {"score": 1.0, "metrics": {}}, {"score": None}]
+    outcomes = sent(convert_result([1, 0.5, np.float32(0.25), Result(1.0), {"score": None}], mode))
+    assert outcomes == [1, 0.5, 0.25, {"score": 1.0, "metrics": {}}, {"score": None}]
     assert sent(convert_result((1.0, 2.0), mode)) == [1.0, 2.0]
     assert sent(convert_result(np.array([1.0, 0.0]), mode)) == [1.0, 0.0]
     for wrong in (1.0, {"score": 1.0}, "text", None, Result(1.0)):
@@ -96,9 +96,9 @@ def test_a_batch_function_returns_a_list(mode: str) -> None:
 
 
 def cyclic() -> list[Any]:
-    found: list[Any] = []
-    found.append(found)
-    return found
+    nested: list[Any] = []
+    nested.append(nested)
+    return nested
 
 
 @pytest.mark.parametrize(

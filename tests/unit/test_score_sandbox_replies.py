@@ -35,8 +35,8 @@ def is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
-def packed(*found: tuple[Any, ...]) -> bytes:
-    return msgspec.msgpack.encode(list(found))
+def packed(*outcomes: tuple[Any, ...]) -> bytes:
+    return msgspec.msgpack.encode(list(outcomes))
 
 
 def assert_sound(outcome: Any) -> None:
@@ -51,21 +51,21 @@ def assert_sound(outcome: Any) -> None:
 @given(st.binary(max_size=200), st.integers(1, 5))
 def test_random_bytes_are_refused_or_sound(body: bytes, count: int) -> None:
     try:
-        found = worker_process.read_outcomes(body, count, "pointwise")
+        outcomes_read = worker_process.read_outcomes(body, count, "pointwise")
     except ForgedReplyError:
         return
-    assert len(found) == count
-    for outcome in found:
+    assert len(outcomes_read) == count
+    for outcome in outcomes_read:
         assert_sound(outcome)
 
 
 @given(st.lists(st.tuples(ANY, ANY, ANY, ANY), max_size=4), st.sampled_from(["pointwise", "batch", "group"]))
-def test_well_packed_nonsense_is_refused_or_sound(found: list[tuple[Any, ...]], mode: Any) -> None:
+def test_well_packed_nonsense_is_refused_or_sound(outcomes: list[tuple[Any, ...]], mode: Any) -> None:
     try:
-        read = worker_process.read_outcomes(packed(*found), len(found), mode)
+        read = worker_process.read_outcomes(packed(*outcomes), len(outcomes), mode)
     except ForgedReplyError:
         return
-    assert len(read) == len(found)
+    assert len(read) == len(outcomes)
     for outcome in read:
         assert_sound(outcome)
 
@@ -73,9 +73,9 @@ def test_well_packed_nonsense_is_refused_or_sound(found: list[tuple[Any, ...]], 
 @given(st.lists(PLAIN, min_size=1, max_size=5))
 def test_plain_values_arrive_as_they_were_sent(values: list[Any]) -> None:
     body = packed(*(("ok", value, None, 0.5) for value in values))
-    found = worker_process.read_outcomes(body, len(values), "pointwise")
-    assert [outcome.value for outcome in found] == values
-    assert {(outcome.kind, outcome.error, outcome.seconds) for outcome in found} == {("ok", None, 0.5)}
+    outcomes_read = worker_process.read_outcomes(body, len(values), "pointwise")
+    assert [outcome.value for outcome in outcomes_read] == values
+    assert {(outcome.kind, outcome.error, outcome.seconds) for outcome in outcomes_read} == {("ok", None, 0.5)}
 
 
 @given(ANY)
@@ -103,10 +103,10 @@ def test_a_value_that_is_no_score_is_named(value: Any, words: str) -> None:
 
 
 def nested(depth: int) -> list[Any]:
-    found: list[Any] = []
+    nested: list[Any] = []
     for _ in range(depth - 1):
-        found = [found]
-    return found
+        nested = [nested]
+    return nested
 
 
 def test_depth_and_number_are_bounded_exactly() -> None:
@@ -126,7 +126,7 @@ def test_depth_that_would_overflow_the_stack_is_a_forgery() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("outcome", "words"),
     [
         (("timeout", None, "late", 0.0), "contradicts itself"),
         (("killed", None, "dead", 0.0), "contradicts itself"),
@@ -138,9 +138,9 @@ def test_depth_that_would_overflow_the_stack_is_a_forgery() -> None:
         (("ok", 1.0, None, "soon"), "not send a list of outcomes"),
     ],
 )
-def test_an_outcome_a_worker_may_not_report_is_a_forgery(found: tuple[Any, ...], words: str) -> None:
+def test_an_outcome_a_worker_may_not_report_is_a_forgery(outcome: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ForgedReplyError, match=words):
-        worker_process.read_outcomes(packed(found), 1, "pointwise")
+        worker_process.read_outcomes(packed(outcome), 1, "pointwise")
 
 
 @given(st.text())
@@ -204,9 +204,9 @@ def test_a_random_header_is_refused(header: bytes, sequence: int) -> None:
 def test_a_header_must_fit_the_request(header: tuple[int, int, int, int], words: str | None) -> None:
     """Sequence 7, three calls answered, five open."""
     if words is None:
-        sequence, place, count, length = header
+        sequence, position, count, length = header
         for worn in (False, True):
-            sent = frames.REPLY.pack(sequence, place, count | worn * frames.WORN, length)
+            sent = frames.REPLY.pack(sequence, position, count | worn * frames.WORN, length)
             assert worker_process.read_reply_header(sent, 7, 3, 5) == (count, length, worn)
         return
     with pytest.raises(ForgedReplyError, match=words):
@@ -216,9 +216,9 @@ def test_a_header_must_fit_the_request(header: tuple[int, int, int, int], words:
 @given(st.binary(max_size=100) | ANY.map(lambda value: msgspec.json.encode({"mode": value, "declared": {"a": value}})))
 def test_facts_are_refused_or_sound(body: bytes) -> None:
     try:
-        found = worker_process.read_signature(body)
+        signature = worker_process.read_signature(body)
     except ForgedReplyError:
         return
-    assert found.mode in {"pointwise", "batch", "group"}
-    assert is_plain(found.declared)
-    assert all(type(name) is str for name in found.parameters)
+    assert signature.mode in {"pointwise", "batch", "group"}
+    assert is_plain(signature.declared)
+    assert all(type(name) is str for name in signature.parameters)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from pipelines.score.scorers import AnswerQuality, ExactMatch, FuzzyMatch
 from pipelines.score.scorers.protocol import Normalise
-from testkit.scorer_frames import error, one, reason, says, scored, values
+from testkit.scorer_frames import error, reason, says, score_episode, scored, values
 from testkit.wording import Wording
 
 SQUAD = Normalise(punctuation=True, articles=True)
@@ -42,14 +42,14 @@ def truth(value: Any) -> dict[str, Any]:
     ],
 )
 def test_the_answer(options: dict[str, Any], actions: list[str], expected: float | None) -> None:
-    assert one(ExactMatch(**options), truth("yes"), steps=says(*actions)) == expected
+    assert score_episode(ExactMatch(**options), truth("yes"), steps=says(*actions)) == expected
 
 
 def test_inactive_steps_answer_nothing_and_order_is_by_step() -> None:
     steps = says("first", "last", "padding")
     steps[2]["is_active"] = False
-    assert one(ExactMatch(), truth("last"), steps=list(reversed(steps))) == 1.0
-    assert one(ExactMatch(answer="all"), truth("first\nlast"), steps=list(reversed(steps))) == 1.0
+    assert score_episode(ExactMatch(), truth("last"), steps=list(reversed(steps))) == 1.0
+    assert score_episode(ExactMatch(answer="all"), truth("first\nlast"), steps=list(reversed(steps))) == 1.0
 
 
 def test_reasons_name_what_is_missing(wording: Wording) -> None:
@@ -82,7 +82,7 @@ def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "wanted", "options", "expected"),
+    ("answer", "ground_truth", "options", "expected"),
     [
         ("Paris", "paris", {}, 1.0),
         ("Paris", "paris", {"normalise": AS_IS}, 0.0),
@@ -117,8 +117,8 @@ def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
         ("b", ["b", {"no": "text"}, None, ["nested"]], {"require": "all"}, 1.0),
     ],
 )
-def test_exact_match(answer: str, wanted: Any, options: dict[str, Any], expected: float) -> None:
-    assert one(ExactMatch(**options), truth(wanted), steps=says(answer)) == expected
+def test_exact_match(answer: str, ground_truth: Any, options: dict[str, Any], expected: float) -> None:
+    assert score_episode(ExactMatch(**options), truth(ground_truth), steps=says(answer)) == expected
 
 
 def test_metrics_count_truths() -> None:
@@ -130,7 +130,7 @@ def test_metrics_count_truths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measure", "answer", "wanted", "expected"),
+    ("measure", "answer", "ground_truth", "expected"),
     [
         ("token_f1", "the cat sat", "cat sat down", 2 * 2 / (2 + 3)),
         ("token_f1", "cat cat", "cat", 2 * 1 / 3),
@@ -144,20 +144,22 @@ def test_metrics_count_truths() -> None:
         ("token_f1", "cat", ["dog", "cat sat"], 2 / 3),
     ],
 )
-def test_fuzzy_match(measure: Any, answer: str, wanted: Any, expected: float) -> None:
-    assert one(FuzzyMatch(measure=measure), truth(wanted), steps=says(answer)) == pytest.approx(expected, rel=1e-12)
+def test_fuzzy_match(measure: Any, answer: str, ground_truth: Any, expected: float) -> None:
+    assert score_episode(FuzzyMatch(measure=measure), truth(ground_truth), steps=says(answer)) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_the_best_of_several_truths_is_unknown_if_one_cannot_be_compared() -> None:
     scorer = FuzzyMatch(measure="difflib", max_characters=5)
-    assert one(scorer, truth(["cat", "c" * 6]), steps=says("cat")) is None
-    assert one(scorer, truth(["cat", "c" * 5]), steps=says("cat")) == 1.0
+    assert score_episode(scorer, truth(["cat", "c" * 6]), steps=says("cat")) is None
+    assert score_episode(scorer, truth(["cat", "c" * 5]), steps=says("cat")) == 1.0
 
 
 def test_a_long_text_gets_no_other_formula() -> None:
     """With difflib's autojunk the frequent letter of a text above 200 characters would count for nothing."""
     text = "a" * 300
-    assert one(FuzzyMatch(measure="difflib"), truth(text), steps=says("c" + text)) == pytest.approx(600 / 601)
+    assert score_episode(FuzzyMatch(measure="difflib"), truth(text), steps=says("c" + text)) == pytest.approx(600 / 601)
 
 
 # ---------------------------------------------------------------- answer quality: constants of MassGen's RewardComputer
@@ -226,23 +228,25 @@ def test_depth(text: str, depth: float) -> None:
 )
 def test_similarity_to_a_reference(answer: str, reference: Any, similarity: float) -> None:
     scorer = AnswerQuality(reference="ground_truth")
-    alone = one(AnswerQuality(), steps=says(answer))
+    alone = score_episode(AnswerQuality(), steps=says(answer))
     assert alone is not None
-    assert one(scorer, truth(reference), steps=says(answer)) == pytest.approx(alone + 0.3 * similarity, abs=1e-12)
+    assert score_episode(scorer, truth(reference), steps=says(answer)) == pytest.approx(
+        alone + 0.3 * similarity, abs=1e-12
+    )
 
 
 def test_the_most_is_0_7_without_a_reference_and_1_with() -> None:
     best = "# a\n\n# b\n\n- c\n\noverall 7 such as because therefore thus since " + FILLER * 2
-    assert one(AnswerQuality(), steps=says(best)) == pytest.approx(0.7)
-    assert one(AnswerQuality(reference="ground_truth"), truth(best), steps=says(best)) == pytest.approx(1.0)
+    assert score_episode(AnswerQuality(), steps=says(best)) == pytest.approx(0.7)
+    assert score_episode(AnswerQuality(reference="ground_truth"), truth(best), steps=says(best)) == pytest.approx(1.0)
 
 
 def test_no_answer_and_no_reference_are_unknown() -> None:
-    assert one(AnswerQuality(), steps=says(" ")) is None
-    assert one(AnswerQuality(no_answer=0.0), steps=says(" ")) == 0.0
-    told = AnswerQuality(reference="ground_truth", no_answer=0.0)
-    assert str(reason(told, {"ground_truth": None}, steps=says("x"))).endswith("no ground truth")
-    assert one(told, truth("x"), steps=says("")) == 0.0
+    assert score_episode(AnswerQuality(), steps=says(" ")) is None
+    assert score_episode(AnswerQuality(no_answer=0.0), steps=says(" ")) == 0.0
+    scorer = AnswerQuality(reference="ground_truth", no_answer=0.0)
+    assert str(reason(scorer, {"ground_truth": None}, steps=says("x"))).endswith("no ground truth")
+    assert score_episode(scorer, truth("x"), steps=says("")) == 0.0
 
 
 def test_scores_come_in_the_order_of_the_episodes() -> None:

@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from pipelines.score.scorers import FormatValidity, KlInReward, LengthPenalty, RubricTerms
 from pipelines.score.scorers.forms import build_validator, find_schema_fault
-from testkit.scorer_frames import call, one, reason, says, scored, values
+from testkit.scorer_frames import call, reason, says, score_episode, scored, values
 
 
 def validity(rule: dict[str, Any], text: str, **options: Any) -> float | None:
-    return one(FormatValidity(rule=rule, **options), steps=says(text))
+    return score_episode(FormatValidity(rule=rule, **options), steps=says(text))
 
 
 # ---------------------------------------------------------------- rules
@@ -226,10 +226,10 @@ def test_every_action_may_be_checked() -> None:
         {"episode_id": 1, "step_index": 6, "action": "x", "is_active": False},
     ]
     scorer = FormatValidity(rule={"kind": "regex", "pattern": "[0-9]"}, of="actions")
-    found = scored(scorer, [{"episode_id": 1}, {"episode_id": 2}], steps=steps)
-    assert values(found) == {(1, None): 0.5, (2, None): None, (1, 0): 1.0, (1, 1): 0.0, (1, 2): 0.0, (1, 4): 1.0}
-    assert json.loads(found["metrics"].drop_nulls().item()) == {"actions": 4, "valid": 2}
-    assert found.filter(found["episode_id"] == 2)["reason"].item() == "no action has text"
+    scores = scored(scorer, [{"episode_id": 1}, {"episode_id": 2}], steps=steps)
+    assert values(scores) == {(1, None): 0.5, (2, None): None, (1, 0): 1.0, (1, 1): 0.0, (1, 2): 0.0, (1, 4): 1.0}
+    assert json.loads(scores["metrics"].drop_nulls().item()) == {"actions": 4, "valid": 2}
+    assert scores.filter(scores["episode_id"] == 2)["reason"].item() == "no action has text"
 
 
 # ---------------------------------------------------------------- length
@@ -252,18 +252,18 @@ def test_every_action_may_be_checked() -> None:
 )
 def test_soft_overlong_punishment(length: int, expected: float) -> None:
     scorer = LengthPenalty(max_length=20, cache=4, min_length=2, unit="characters")
-    assert one(scorer, steps=says("x" * length)) == expected
+    assert score_episode(scorer, steps=says("x" * length)) == expected
 
 
 def test_the_limits_of_dapo() -> None:
     scorer = LengthPenalty(max_length=20480, cache=4096, unit="characters", of="answer")
     for length, expected in ((16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0), (20481, -1.0)):
-        assert one(scorer, steps=says("x" * length)) == expected
+        assert score_episode(scorer, steps=says("x" * length)) == expected
 
 
 def test_a_hard_limit() -> None:
     scorer = LengthPenalty(max_length=3, unit="words")
-    assert [one(scorer, steps=says(text)) for text in ("a b c", "a b  c\nd", "")] == [0.0, -1.0, 0.0]
+    assert [score_episode(scorer, steps=says(text)) for text in ("a b c", "a b  c\nd", "")] == [0.0, -1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -289,28 +289,31 @@ def counted(step: int, n: int, *, provenance: str = "engine", encoding: int = 1)
 def test_tokens_are_the_engines() -> None:
     steps = says("a", "b")
     tokens = [counted(0, 6), counted(1, 12), counted(1, 99, provenance="rendered", encoding=2)]
-    assert one(LengthPenalty(max_length=20, cache=4), steps=steps, tokens=tokens) == -0.5
-    found = scored(LengthPenalty(max_length=12, cache=4, of="steps"), [{"episode_id": 1}], steps=steps, tokens=tokens)
-    assert values(found) == {(1, None): -0.5, (1, 0): 0.0, (1, 1): -1.0}
+    assert score_episode(LengthPenalty(max_length=20, cache=4), steps=steps, tokens=tokens) == -0.5
+    scores = scored(LengthPenalty(max_length=12, cache=4, of="steps"), [{"episode_id": 1}], steps=steps, tokens=tokens)
+    assert values(scores) == {(1, None): -0.5, (1, 0): 0.0, (1, 1): -1.0}
 
 
 def test_tokens_that_are_not_known() -> None:
     scorer = LengthPenalty(max_length=20, of="steps")
     rendered = [counted(0, 6), counted(1, 12, provenance="rendered")]
-    found = scored(scorer, [{"episode_id": 1}], steps=says("a", "b"), tokens=rendered)
-    assert values(found) == {(1, None): None, (1, 0): 0.0, (1, 1): None}
-    reasons = sorted(found["reason"].drop_nulls())
+    scores = scored(scorer, [{"episode_id": 1}], steps=says("a", "b"), tokens=rendered)
+    assert values(scores) == {(1, None): None, (1, 0): 0.0, (1, 1): None}
+    reasons = sorted(scores["reason"].drop_nulls())
     assert [text.rpartition(" for ")[2] for text in reasons] == ["some step", "the step"]
     assert all(text.startswith("no tokens of the ") for text in reasons)
     twice = [counted(0, 6), counted(0, 7, encoding=2)]
-    assert one(LengthPenalty(max_length=20), steps=says("a"), tokens=twice) is None
-    assert one(LengthPenalty(max_length=20), steps=says("a"), tokens=[counted(0, 6), counted(0, 6, encoding=2)]) == 0.0
+    assert score_episode(LengthPenalty(max_length=20), steps=says("a"), tokens=twice) is None
+    assert (
+        score_episode(LengthPenalty(max_length=20), steps=says("a"), tokens=[counted(0, 6), counted(0, 6, encoding=2)])
+        == 0.0
+    )
 
 
 def test_length_says_what_is_missing() -> None:
     assert reason(LengthPenalty(max_length=9, unit="words")) == "no active step"
     assert str(reason(LengthPenalty(max_length=9, unit="words", of="answer"))).endswith("has no answer")
-    assert one(LengthPenalty(max_length=9, unit="words", of="answer", no_answer=-1.0)) == -1.0
+    assert score_episode(LengthPenalty(max_length=9, unit="words", of="answer", no_answer=-1.0)) == -1.0
 
 
 # ---------------------------------------------------------------- KL in the reward
@@ -322,34 +325,34 @@ def ratio(step: int, value: float | None, checkpoint: str = "ref", **fields: Any
 
 def test_kl_is_a_penalty_where_the_policy_is_surer_than_the_reference() -> None:
     """The policy gave its tokens a log-probability of -1, the reference -3: k1 = 2, the reward -beta 2."""
-    found = scored(
+    scores = scored(
         KlInReward(checkpoint="ref", beta=0.5), [{"episode_id": 1}], steps=says("a"), ratios=[ratio(0, -2.0)]
     )
-    assert values(found) == {(1, None): -1.0, (1, 0): -1.0}
+    assert values(scores) == {(1, None): -1.0, (1, 0): -1.0}
 
 
 def test_kl_of_another_checkpoint_or_version_counts_nothing() -> None:
     ratios = [ratio(0, -2.0, policy_version=1), ratio(0, -4.0, policy_version=2), ratio(0, -9.0, "other")]
-    assert one(KlInReward(checkpoint="ref", policy_version=2), steps=says("a"), ratios=ratios) == -4.0
+    assert score_episode(KlInReward(checkpoint="ref", policy_version=2), steps=says("a"), ratios=ratios) == -4.0
     clash = scored(KlInReward(checkpoint="ref"), [{"episode_id": 1}], steps=says("a"), ratios=ratios)
     first, second = clash["error"]
     assert "1 of 1 steps" in first
     assert "`ratios` has 2 different rows" in second
     assert "name a policy_version" in second
-    assert one(KlInReward(checkpoint="ref"), steps=says("a"), ratios=[ratio(0, -2.0), ratio(0, -2.0)]) == -2.0
+    assert score_episode(KlInReward(checkpoint="ref"), steps=says("a"), ratios=[ratio(0, -2.0), ratio(0, -2.0)]) == -2.0
 
 
 def test_kl_that_is_not_known() -> None:
-    found = scored(
+    scores = scored(
         KlInReward(checkpoint="ref"),
         [{"episode_id": 1}],
         steps=says("a", "b", "c"),
         ratios=[ratio(0, 1.0), ratio(1, None)],
     )
-    assert values(found) == {(1, None): None, (1, 0): 1.0, (1, 1): None, (1, 2): None}
-    whole, known, unrecorded, absent = found["error"]
-    assert "2 of 3 steps" in whole
-    assert known is None
+    assert values(scores) == {(1, None): None, (1, 0): 1.0, (1, 1): None, (1, 2): None}
+    complete, partly_known, unrecorded, absent = scores["error"]
+    assert "2 of 3 steps" in complete
+    assert partly_known is None
     assert "behaviour policy's log-probabilities" in unrecorded
     assert "no row of checkpoint 'ref'" in absent
     assert "no step of the" in str(reason(KlInReward(checkpoint="ref")))
@@ -367,24 +370,24 @@ def rubric(*criteria: Any) -> str:
 )
 def test_too_few_and_too_many_criteria(count: int, quality: float) -> None:
     scorer = RubricTerms(coverage_weight=0.0)
-    assert one(scorer, steps=says(rubric(*["be brief"] * count))) == pytest.approx(quality)
+    assert score_episode(scorer, steps=says(rubric(*["be brief"] * count))) == pytest.approx(quality)
 
 
 @pytest.mark.parametrize(("turns", "efficiency"), [(0, 0.0), (3, 0.0), (4, -1 / 3), (6, -1.0), (9, -1.0)])
 def test_too_many_questions(turns: int, efficiency: float) -> None:
     scorer = RubricTerms(coverage_weight=0.0, min_criteria=1)
-    assert one(scorer, steps=says(*["which?"] * turns, rubric("be brief"))) == pytest.approx(efficiency)
+    assert score_episode(scorer, steps=says(*["which?"] * turns, rubric("be brief"))) == pytest.approx(efficiency)
 
 
 def test_coverage_is_of_the_true_criteria() -> None:
     scorer = RubricTerms(min_criteria=1, threshold=0.5)
     true = {"ground_truth": json.dumps(["be brief", {"description": "cite Sources"}, "say why"])}
     written = rubric({"criterion": "Be brief"}, "cite sources well", "x")
-    found = scored(scorer, [{"episode_id": 1, **true}], steps=says(written))
-    assert json.loads(found["metrics"].item()) == {"quality": 0.0, "efficiency": 0.0, "coverage": pytest.approx(2 / 3)}
-    assert found["value"].item() == pytest.approx(2 / 3)
+    scores = scored(scorer, [{"episode_id": 1, **true}], steps=says(written))
+    assert json.loads(scores["metrics"].item()) == {"quality": 0.0, "efficiency": 0.0, "coverage": pytest.approx(2 / 3)}
+    assert scores["value"].item() == pytest.approx(2 / 3)
     weighted = RubricTerms(min_criteria=1, coverage_weight=3.0, quality_weight=0.5)
-    assert one(weighted, true, steps=says(written)) == pytest.approx(2.0)
+    assert score_episode(weighted, true, steps=says(written)) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("text", ["no json", "3", '{"other": []}', '{"criteria": [1]}', '["a", {"x": 1}]', "[" * 5000])
@@ -398,6 +401,6 @@ def test_rubric_options() -> None:
     with pytest.raises(ValidationError, match="min_criteria is 5, above max_criteria, 4"):
         RubricTerms(min_criteria=5, max_criteria=4)
     assert str(reason(RubricTerms(), {"ground_truth": '["a"]'})).endswith("has no answer")
-    assert one(RubricTerms(no_answer=-2.0), {"ground_truth": '["a"]'}) == -2.0
+    assert score_episode(RubricTerms(no_answer=-2.0), {"ground_truth": '["a"]'}) == -2.0
     named = RubricTerms(criteria_key="rules", min_criteria=1)
-    assert one(named, {"ground_truth": '{"rules": ["a"]}'}, steps=says('{"rules": ["a"]}')) == 1.0
+    assert score_episode(named, {"ground_truth": '{"rules": ["a"]}'}, steps=says('{"rules": ["a"]}')) == 1.0

@@ -85,10 +85,10 @@ def test_a_scorer_is_documented_with_source_complexity_and_every_option(scorer: 
 @each
 def test_a_scorer_reads_columns_that_there_are_and_no_more_than_it_says(variant: Any) -> None:
     scorer = build(variant)
-    whole = scorer.columns.tables()
+    tables = scorer.columns.tables()
     for table, columns in scorer.reads().tables().items():
         assert set(columns) <= set(TABLES[table].names)
-        assert set(columns) <= set(whole[table])
+        assert set(columns) <= set(tables[table])
 
 
 @each
@@ -141,18 +141,18 @@ def test_nothing_gives_nothing(variant: Any) -> None:
 @each
 def test_episodes_without_anything_are_unknown_with_a_reason(variant: Any) -> None:
     scorer = build(variant)
-    found = scored(scorer, [{"episode_id": 5}, {"episode_id": 3}])
-    assert found["value"].null_count() == found.height == 2
-    assert found["reason"].str.len_chars().min() > 5
-    assert found["error"].null_count() == 2, "nothing failed"
+    scores = scored(scorer, [{"episode_id": 5}, {"episode_id": 3}])
+    assert scores["value"].null_count() == scores.height == 2
+    assert scores["reason"].str.len_chars().min() > 5
+    assert scores["error"].null_count() == 2, "nothing failed"
     # A frame whose columns are all NULL has no types to speak of.
-    wanted = scorer.reads().tables()
+    tables = scorer.reads().tables()
     untyped = {
         name: pl.DataFrame({c: [5, 3] if c == "episode_id" else [None, None] for c in columns})
-        for name, columns in wanted.items()
+        for name, columns in tables.items()
         if name == "episodes"
     }
-    assert scorer.scores(ScorerInputs(**untyped)).equals(found)
+    assert scorer.scores(ScorerInputs(**untyped)).equals(scores)
 
 
 @each
@@ -161,8 +161,8 @@ def test_a_missing_column_is_named(variant: Any) -> None:
     frames = inputs(scorer, [{"episode_id": 1}])
     for table, columns in scorer.reads().tables().items():
         full = getattr(frames, table)
-        given = {name: getattr(frames, name) for name in scorer.reads().tables()}
-        without = given | {table: full.drop(columns[-1])}
+        frames_read = {name: getattr(frames, name) for name in scorer.reads().tables()}
+        without = frames_read | {table: full.drop(columns[-1])}
         if len(columns) == 1:
             continue
         with pytest.raises(ContractError, match=rf"`{scorer.name}`: `{table}` lacks the columns \['{columns[-1]}'\]"):
@@ -197,44 +197,44 @@ def test_an_episode_that_stands_there_twice_is_named() -> None:
 
 def test_rows_of_other_episodes_count_nothing() -> None:
     steps = [{"episode_id": e, "step_index": 0, "reward": 1.0, "is_active": True} for e in (1, 2)]
-    found = scored(EnvReturn(source="rewards"), [{"episode_id": 2}], steps=steps)
-    assert values(found) == {(2, None): 1.0}
+    scores = scored(EnvReturn(source="rewards"), [{"episode_id": 2}], steps=steps)
+    assert values(scores) == {(2, None): 1.0}
 
 
 # ---------------------------------------------------------------- outputs
 
 
 class Odd(Scorer):
-    """Numbers that are none."""
+    """Non-numbers."""
 
     name: ClassVar[str] = "odd"
     columns: ClassVar[ScorerColumns] = ScorerColumns()
 
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
-        told = pl.Series("value", [float("nan"), float("inf"), 1.0, None])
+        series = pl.Series("value", [float("nan"), float("inf"), 1.0, None])
         return inputs.episodes.with_columns(
-            told, reason=pl.lit("r" * 99_999), error=pl.Series([None, None, None, "why"])
+            series, reason=pl.lit("r" * 99_999), error=pl.Series([None, None, None, "why"])
         )
 
 
 def test_a_value_is_finite_or_unknown_and_texts_have_an_end() -> None:
-    found = Odd().scores(ScorerInputs(pl.DataFrame({"episode_id": [1, 2, 3, 4]})))
-    assert_sound(found, [1, 2, 3, 4])
-    assert found["value"].to_list() == [None, None, 1.0, None]
-    assert found["error"].str.contains("not a finite number").to_list() == [True, True, None, False]
-    assert found["error"][3] == "why"
-    assert found["reason"].str.len_chars().max() == 8192
-    assert found.schema == SCORES
+    frame = Odd().scores(ScorerInputs(pl.DataFrame({"episode_id": [1, 2, 3, 4]})))
+    assert_sound(frame, [1, 2, 3, 4])
+    assert frame["value"].to_list() == [None, None, 1.0, None]
+    assert frame["error"].str.contains("not a finite number").to_list() == [True, True, None, False]
+    assert frame["error"][3] == "why"
+    assert frame["reason"].str.len_chars().max() == 8192
+    assert frame.schema == SCORES
 
 
 @settings(max_examples=examples(20))
 @given(numbers=st.lists(st.one_of(st.none(), st.floats()), max_size=9))
 def test_env_return_is_the_return(numbers: list[float | None]) -> None:
     episodes = [{"episode_id": n, "env_return": value} for n, value in enumerate(numbers)]
-    found = values(scored(EnvReturn(), episodes))
+    actual = values(scored(EnvReturn(), episodes))
     for n, value in enumerate(numbers):
         finite = value is not None and abs(value) != float("inf") and value == value
-        assert found[n, None] == (value if finite else None)
+        assert actual[n, None] == (value if finite else None)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_env_return_is_the_return(numbers: list[float | None]) -> None:
 def test_env_return_from_rewards(rewards: list[Any], expected: float | None, reason: str | None) -> None:
     steps = [{"episode_id": 1, "step_index": n, "reward": r, "is_active": True} for n, r in enumerate(rewards)]
     steps.append({"episode_id": 1, "step_index": 9, "reward": 100.0, "is_active": False})
-    found = scored(EnvReturn(source="rewards"), [{"episode_id": 1}], steps=steps)
-    assert (found["value"].item(), found["reason"].item()) == (expected, reason)
+    scores = scored(EnvReturn(source="rewards"), [{"episode_id": 1}], steps=steps)
+    assert (scores["value"].item(), scores["reason"].item()) == (expected, reason)
 
 
 # ---------------------------------------------------------------- from a lake
@@ -272,11 +272,11 @@ def test_inputs_are_read_with_the_columns_asked_for_and_big_payloads_in_place(tm
     snapshot = lk.snapshot()
     keys = snapshot.sql("SELECT run_id, group_id, episode_id FROM episodes ORDER BY ALL")
     read = ScorerColumns(episodes=("ground_truth",), steps=("action",))
-    whole = read_inputs(snapshot, keys, read)
-    assert sorted(whole.steps["action"].to_list()) == ["a", "b", "c"]
-    assert whole.episodes["ground_truth"].str.len_chars().to_list() == [len(long) + 2] * 3
-    assert whole.episodes.columns == ["episode_id", "ground_truth"]
-    assert whole.spans.is_empty()
+    whole_inputs = read_inputs(snapshot, keys, read)
+    assert sorted(whole_inputs.steps["action"].to_list()) == ["a", "b", "c"]
+    assert whole_inputs.episodes["ground_truth"].str.len_chars().to_list() == [len(long) + 2] * 3
+    assert whole_inputs.episodes.columns == ["episode_id", "ground_truth"]
+    assert whole_inputs.spans.is_empty()
     some = read_inputs(snapshot, keys["episode_id"][:1], read)
     assert (
         some.steps["episode_id"].to_list() == some.episodes["episode_id"].to_list() == keys["episode_id"][:1].to_list()

@@ -12,9 +12,9 @@ from testkit.scorer_frames import (
     answer,
     call,
     coordination,
-    one,
     reason,
     says,
+    score_episode,
     scored,
     span,
     tool_step,
@@ -68,15 +68,15 @@ CONSTANTS: list[tuple[str, Any, float]] = [
 def test_constants_over_messages(tool: str, result: Any, reward: float) -> None:
     content = result if isinstance(result, str) or result is None else json.dumps(result)
     steps = [tool_step(0, [call(tool)]), tool_step(1, None, [answer(content)])]
-    found = scored(ToolSuccess(), [{"episode_id": 1}], steps=steps)
-    assert values(found) == {(1, None): reward, (1, 0): reward}
-    assert found["reason"].to_list() == [None, f"{tool}: {reward}"]
+    scores = scored(ToolSuccess(), [{"episode_id": 1}], steps=steps)
+    assert values(scores) == {(1, None): reward, (1, 0): reward}
+    assert scores["reason"].to_list() == [None, f"{tool}: {reward}"]
 
 
 @pytest.mark.parametrize(("tool", "result", "reward"), CONSTANTS)
 def test_constants_over_spans(tool: str, result: Any, reward: float) -> None:
-    told = span("tool", {"tool_name": tool, "result": result, "success": True, "error": None}, step_index=2)
-    assert values(scored(ToolSuccess(source="spans"), [{"episode_id": 1}], spans=[told])) == {
+    tool_span = span("tool", {"tool_name": tool, "result": result, "success": True, "error": None}, step_index=2)
+    assert values(scored(ToolSuccess(source="spans"), [{"episode_id": 1}], spans=[tool_span])) == {
         (1, None): reward,
         (1, 2): reward,
     }
@@ -96,9 +96,11 @@ def test_constants_over_spans(tool: str, result: Any, reward: float) -> None:
 )
 def test_texts_that_are_exceptions(content: str, is_exception: bool) -> None:
     steps = [tool_step(0, [call("book")]), tool_step(1, None, [answer(content)])]
-    assert one(ToolSuccess(), steps=steps) == (-1.0 if is_exception else 1.0)
-    assert one(ToolSuccess(error_pattern="^never$"), steps=steps) == 1.0
-    assert one(ToolSuccess(error_objects=True), steps=steps) == (-1.0 if is_exception or content[0] == "{" else 1.0)
+    assert score_episode(ToolSuccess(), steps=steps) == (-1.0 if is_exception else 1.0)
+    assert score_episode(ToolSuccess(error_pattern="^never$"), steps=steps) == 1.0
+    assert score_episode(ToolSuccess(error_objects=True), steps=steps) == (
+        -1.0 if is_exception or content[0] == "{" else 1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,12 +117,12 @@ def test_texts_that_are_exceptions(content: str, is_exception: bool) -> None:
     ],
 )
 def test_spans_that_are_exceptions(fields: dict[str, Any], attributes: Any, reward: float) -> None:
-    assert one(ToolSuccess(source="spans"), spans=[span("tool", attributes, **fields)]) == reward
+    assert score_episode(ToolSuccess(source="spans"), spans=[span("tool", attributes, **fields)]) == reward
 
 
 def test_a_null_result_may_be_unknown() -> None:
     spans = [span("tool", {"tool_name": "book", "result": None})]
-    assert one(ToolSuccess(source="spans", null_result=None), spans=spans) is None
+    assert score_episode(ToolSuccess(source="spans", null_result=None), spans=spans) is None
     assert "1 of 1 tool calls" in str(reason(ToolSuccess(source="spans", null_result=None), spans=spans))
 
 
@@ -130,18 +132,18 @@ def test_a_step_gets_the_mean_and_so_does_the_episode() -> None:
         tool_step(1, [call("book", "a")], [answer("fine", "b"), answer("Error", "a")]),
         tool_step(2, None, [answer("done", "a")]),
     ]
-    found = scored(ToolSuccess(), [{"episode_id": 1}], steps=steps)
-    assert values(found) == {(1, None): (-1.0 + 0.7 + 1.0) / 3, (1, 0): (-1.0 + 0.7) / 2, (1, 1): 1.0}
-    whole = found.filter(found["step_index"].is_null())
-    assert json.loads(whole["metrics"].item()) == {"calls": 3, "exceptions": 1, "nulls": 0, "unknown": 0}
+    scores = scored(ToolSuccess(), [{"episode_id": 1}], steps=steps)
+    assert values(scores) == {(1, None): (-1.0 + 0.7 + 1.0) / 3, (1, 0): (-1.0 + 0.7) / 2, (1, 1): 1.0}
+    episode_rows = scores.filter(scores["step_index"].is_null())
+    assert json.loads(episode_rows["metrics"].item()) == {"calls": 3, "exceptions": 1, "nulls": 0, "unknown": 0}
 
 
 def test_results_after_the_last_step_are_in_the_final_observation() -> None:
     episode = {"final_observation": json.dumps([answer("done")])}
-    assert one(ToolSuccess(), episode, steps=[tool_step(0, [call("book")])]) == 1.0
+    assert score_episode(ToolSuccess(), episode, steps=[tool_step(0, [call("book")])]) == 1.0
     assert reason(ToolSuccess(), steps=[tool_step(0, [call("book")])]).startswith("1 of 1 tool calls ")
     inside = [tool_step(0, [call("book")]), tool_step(1, None)]
-    assert one(ToolSuccess(), episode, steps=inside) is None
+    assert score_episode(ToolSuccess(), episode, steps=inside) is None
 
 
 def test_calls_without_ids_are_matched_by_their_order() -> None:
@@ -154,19 +156,19 @@ def test_calls_without_ids_are_matched_by_their_order() -> None:
 
 def test_a_result_of_another_call_is_not_taken() -> None:
     steps = [tool_step(0, [call("book", "a")]), tool_step(1, None, [answer("done", "z")])]
-    assert one(ToolSuccess(), steps=steps) is None
+    assert score_episode(ToolSuccess(), steps=steps) is None
 
 
 def test_other_shapes_of_calls_and_contents() -> None:
     flat = [{"name": "web_search", "id": "c"}]
-    parts = answer([{"type": "text", "text": "a"}, {"type": "text", "text": LONG}])
-    assert one(ToolSuccess(), steps=[tool_step(0, flat), tool_step(1, None, [parts])]) == 1.0
+    content = answer([{"type": "text", "text": "a"}, {"type": "text", "text": LONG}])
+    assert score_episode(ToolSuccess(), steps=[tool_step(0, flat), tool_step(1, None, [content])]) == 1.0
     objects = answer({"results": [1]})
-    assert one(ToolSuccess(), steps=[tool_step(0, flat), tool_step(1, None, [objects])]) == 1.0
+    assert score_episode(ToolSuccess(), steps=[tool_step(0, flat), tool_step(1, None, [objects])]) == 1.0
     old = {"role": "function", "name": "book", "content": "ok"}
-    assert one(ToolSuccess(), steps=[tool_step(0, [{"name": "book"}]), tool_step(1, None, [old])]) == 1.0
+    assert score_episode(ToolSuccess(), steps=[tool_step(0, [{"name": "book"}]), tool_step(1, None, [old])]) == 1.0
     numbers = [{"id": 7, "function": {"name": 5}}]
-    assert one(ToolSuccess(), steps=[tool_step(0, numbers), tool_step(1, None, [answer("ok", None)])]) == 1.0
+    assert score_episode(ToolSuccess(), steps=[tool_step(0, numbers), tool_step(1, None, [answer("ok", None)])]) == 1.0
 
 
 @pytest.mark.parametrize("calls", [None, "[]", "{}", "null", "not json", '["text", 3]', "[" * 5000])
@@ -190,10 +192,10 @@ def test_an_error_pattern_that_is_none_is_refused() -> None:
 
 def test_votes_for_the_winner_are_right() -> None:
     spans = [vote("a", "x", step_index=0), vote("b", "x", step_index=0), vote("c", "y", step_index=1)]
-    found = scored(Voting(), [{"episode_id": 1, "extra": None}], spans=spans)
-    assert values(found) == {(1, None): pytest.approx(0.5), (1, 0): 1.0, (1, 1): -0.5}
-    whole = found.filter(found["step_index"].is_null())
-    assert json.loads(whole["metrics"].item()) == {"winner": "x", "votes": 3, "right": 2}
+    scores = scored(Voting(), [{"episode_id": 1, "extra": None}], spans=spans)
+    assert values(scores) == {(1, None): pytest.approx(0.5), (1, 0): 1.0, (1, 1): -0.5}
+    episode_rows = scores.filter(scores["step_index"].is_null())
+    assert json.loads(episode_rows["metrics"].item()) == {"winner": "x", "votes": 3, "right": 2}
 
 
 def test_a_voters_last_vote_counts_for_the_episode_and_every_vote_for_its_step() -> None:
@@ -209,11 +211,11 @@ def test_a_tie_has_no_winner_unless_someone_says_so() -> None:
     spans = [vote("a", "x", step_index=0), vote("b", "y", step_index=1)]
     assert "there is no winner: " in str(reason(Voting(), spans=spans))
     named = {"extra": json.dumps({"selected_agent": "y"})}
-    found = values(scored(Voting(winner="extra"), [{"episode_id": 1, **named}], spans=spans))
-    assert found == {(1, None): 0.25, (1, 0): -0.5, (1, 1): 1.0}
-    assert one(Voting(winner="extra"), {"extra": "{}"}, spans=spans) is None
-    other = {"extra": json.dumps({"w": {"id": "x"}})}
-    assert one(Voting(winner="extra", winner_path="$.w.id", right=2.0, wrong=0.0), other, spans=spans) == 1.0
+    actual = values(scored(Voting(winner="extra"), [{"episode_id": 1, **named}], spans=spans))
+    assert actual == {(1, None): 0.25, (1, 0): -0.5, (1, 1): 1.0}
+    assert score_episode(Voting(winner="extra"), {"extra": "{}"}, spans=spans) is None
+    fields = {"extra": json.dumps({"w": {"id": "x"}})}
+    assert score_episode(Voting(winner="extra", winner_path="$.w.id", right=2.0, wrong=0.0), fields, spans=spans) == 1.0
 
 
 @pytest.mark.parametrize("path", ["$[", "selected", ""])
@@ -230,7 +232,7 @@ def test_votes_that_are_none() -> None:
 
 def test_orchestrators_that_spell_votes_otherwise() -> None:
     spans = [coordination("vote", {"agent_id": "a", "for_agent_id": "x"})]
-    assert one(Voting(), spans=spans) == 1.0
+    assert score_episode(Voting(), spans=spans) == 1.0
 
 
 # ---------------------------------------------------------------- coordination
@@ -260,36 +262,38 @@ SPLIT = [vote("a", "x"), vote("b", "y"), vote("c", "x")]
     ],
 )
 def test_coordination(spans: list[Any], count: int, quality: float, expected: float) -> None:
-    assert one(Coordination(quality=quality), tokens(count), spans=spans) == pytest.approx(expected, abs=1e-12)
+    assert score_episode(Coordination(quality=quality), tokens(count), spans=spans) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_consensus_may_be_a_plurality() -> None:
-    assert one(Coordination(consensus="plurality"), tokens(1), spans=SPLIT) == pytest.approx(2.4)
+    assert score_episode(Coordination(consensus="plurality"), tokens(1), spans=SPLIT) == pytest.approx(2.4)
     tied = [vote("a", "x"), vote("b", "y")]
-    assert one(Coordination(consensus="plurality"), tokens(1), spans=tied) == pytest.approx(0.9)
+    assert score_episode(Coordination(consensus="plurality"), tokens(1), spans=tied) == pytest.approx(0.9)
 
 
 def test_the_quality_may_be_that_of_the_answer() -> None:
     text = "x" * 200
-    assert one(Coordination(quality="answer"), tokens(1), steps=says(text), spans=AGREE) == pytest.approx(
+    assert score_episode(Coordination(quality="answer"), tokens(1), steps=says(text), spans=AGREE) == pytest.approx(
         2 * (0.3 * 0.1 + 0.4 * 0.4) + 1.0
     )
     strict = Coordination(quality="answer", missing="null")
     assert reason(strict, tokens(1), spans=AGREE) == "unknown: quality"
-    assert one(Coordination(quality="answer"), tokens(1), spans=AGREE) == pytest.approx(1.4 + 1.0)
-    assert one(Coordination(quality="answer", no_answer=0.0), tokens(1), spans=AGREE) == pytest.approx(1.0)
+    assert score_episode(Coordination(quality="answer"), tokens(1), spans=AGREE) == pytest.approx(1.4 + 1.0)
+    assert score_episode(Coordination(quality="answer", no_answer=0.0), tokens(1), spans=AGREE) == pytest.approx(1.0)
 
 
 def test_the_quality_of_the_answer_is_that_of_the_newest_final_answer_span() -> None:
     text, step = "x" * 200, says("A short answer of some step.")
     for key in ("answer", "content", "final_answer"):
         early, late, empty = (
-            coordination("final_answer", {"agent_id": "x", key: said}, started_at=AT.replace(minute=minute))
-            for minute, said in enumerate(("First.", text, " "))
+            coordination("final_answer", {"agent_id": "x", key: text_part}, started_at=AT.replace(minute=minute))
+            for minute, text_part in enumerate(("First.", text, " "))
         )
         spans = [late, early, empty, *AGREE]
-        found = one(Coordination(quality="answer", missing="null"), tokens(1), steps=step, spans=spans)
-        assert found == pytest.approx(2 * (0.3 * 0.1 + 0.4 * 0.4) + 1.0)
+        score = score_episode(Coordination(quality="answer", missing="null"), tokens(1), steps=step, spans=spans)
+        assert score == pytest.approx(2 * (0.3 * 0.1 + 0.4 * 0.4) + 1.0)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +313,7 @@ def test_what_is_not_recorded_has_its_default_or_makes_the_score_unknown(
     assert row["value"] == pytest.approx(value)
     assert json.loads(row["metrics"])["missing"] == missing
     assert [name for name in ("tokens", "consensus") if name in (row["reason"] or "")] == missing
-    assert (one(Coordination(missing="null"), episode, spans=spans) is None) == bool(missing)
+    assert (score_episode(Coordination(missing="null"), episode, spans=spans) is None) == bool(missing)
 
 
 def test_what_is_not_known_is_named() -> None:
@@ -320,7 +324,7 @@ def test_what_is_not_known_is_named() -> None:
 
 def test_an_episode_without_coordination_has_no_score() -> None:
     for scorer in (Coordination(), Coordination(missing="null")):
-        assert one(scorer, tokens(1)) is None
+        assert score_episode(scorer, tokens(1)) is None
         assert reason(scorer, tokens(1)) == "no coordination is recorded"
 
 
@@ -345,8 +349,10 @@ def test_an_episode_without_coordination_has_no_score() -> None:
 )
 def test_restart(restarts: bool | None, before: float | None, after: float | None, reward: float | None) -> None:
     data = {"should_restart": restarts, "previous_quality": before, "new_quality": after}
-    found = values(scored(Restart(), [{"episode_id": 1}], spans=[coordination("restart_decision", data, step_index=4)]))
-    assert found == {(1, None): reward, (1, 4): reward}
+    actual = values(
+        scored(Restart(), [{"episode_id": 1}], spans=[coordination("restart_decision", data, step_index=4)])
+    )
+    assert actual == {(1, None): reward, (1, 4): reward}
 
 
 def test_restart_says_what_is_missing() -> None:
@@ -354,4 +360,4 @@ def test_restart_says_what_is_missing() -> None:
     massgen = coordination("restart_decision", {"should_restart": True, "reason": "x", "current_attempt": 0})
     assert "1 of 1 decisions" in str(reason(Restart(), spans=[massgen]))
     pending = coordination("restart_decision", {"should_restart": True, "previous_quality": 0.5})
-    assert one(Restart(pending=None), spans=[pending]) is None
+    assert score_episode(Restart(pending=None), spans=[pending]) is None

@@ -39,8 +39,8 @@ def group(*scores: float | None, **fields: object) -> list[Row]:
 
 
 def test_a_dead_group_is_dropped_with_its_size_and_its_score() -> None:
-    said = reasons(DeadGroups(), *group(0.5, 0.5, 0.5))
-    assert said == dict.fromkeys([(0, None), (1, None), (2, None)], "3 scored siblings, all at 0.5")
+    reasons_read = reasons(DeadGroups(), *group(0.5, 0.5, 0.5))
+    assert reasons_read == dict.fromkeys([(0, None), (1, None), (2, None)], "3 scored siblings, all at 0.5")
 
 
 def test_scores_that_differ_by_a_rounding_error_are_dead() -> None:
@@ -51,8 +51,8 @@ def test_scores_that_differ_by_a_rounding_error_are_dead() -> None:
 
 def test_an_unscored_sibling_is_no_zero() -> None:
     """Two ones and an unknown: with 0 for the unknown the group would be live."""
-    said = reasons(DeadGroups(), *group(1.0, 1.0, None))
-    assert said == {
+    reasons_read = reasons(DeadGroups(), *group(1.0, 1.0, None))
+    assert reasons_read == {
         (0, None): "2 scored siblings, all at 1",
         (1, None): "2 scored siblings, all at 1",
         (2, None): "unscored",
@@ -62,8 +62,8 @@ def test_an_unscored_sibling_is_no_zero() -> None:
 
 
 def test_a_group_of_one_scored_sibling_has_nothing_to_compare_with(wording: Wording) -> None:
-    ((place, why),) = reasons(DeadGroups(), *group(1.0)).items()
-    assert place == (0, None)
+    ((key, why),) = reasons(DeadGroups(), *group(1.0)).items()
+    assert key == (0, None)
     assert wording(why).startswith("1 scored sibling")
     assert reasons(DeadGroups(singletons="keep"), *group(1.0)) == {}
 
@@ -93,8 +93,8 @@ def test_a_group_that_does_the_same_is_dropped_with_the_count() -> None:
 
 
 def test_a_low_score_is_named_and_an_unknown_one_is_not_low() -> None:
-    said = reasons(MinReward(at_least=0.5), *group(0.25, 0.5, None, -1.0))
-    assert said == {(0, None): "score 0.25 < 0.5", (2, None): "unscored", (3, None): "score -1 < 0.5"}
+    reasons_read = reasons(MinReward(at_least=0.5), *group(0.25, 0.5, None, -1.0))
+    assert reasons_read == {(0, None): "score 0.25 < 0.5", (2, None): "unscored", (3, None): "score -1 < 0.5"}
     assert (2, None) not in reasons(MinReward(at_least=0.5, unknown="keep"), *group(0.25, None, None))
 
 
@@ -138,8 +138,8 @@ def test_single_steps_are_measured_in_characters_of_their_action() -> None:
         {"episode_id": 1, "step_index": n, "is_active": True, "action": action, "finish_reason": None}
         for n, action in enumerate(["\N{GREEK SMALL LETTER PHI}" * 3, "go", "gooo"])
     ]
-    said = reasons(Length(min_action_characters=3, max_action_characters=3), episode_row(), steps=steps)
-    assert said == {(1, 1): "2 < 3 characters of the action", (1, 2): "4 > 3 characters of the action"}
+    reasons_read = reasons(Length(min_action_characters=3, max_action_characters=3), episode_row(), steps=steps)
+    assert reasons_read == {(1, 1): "2 < 3 characters of the action", (1, 2): "4 > 3 characters of the action"}
 
 
 def test_what_a_limit_cut_off_is_over_long() -> None:
@@ -149,9 +149,9 @@ def test_what_a_limit_cut_off_is_over_long() -> None:
         for e in (1, 2)
         for n in (0, 1)
     ]
-    whole, cut = "truncated after 2 steps", "generation cut: finish_reason length"
-    assert reasons(OverLong(), *rows, steps=steps) == {(1, None): whole, (2, 1): cut}
-    assert reasons(OverLong(finish_reasons=()), *rows, steps=steps) == {(1, None): whole}
+    truncated, cut = "truncated after 2 steps", "generation cut: finish_reason length"
+    assert reasons(OverLong(), *rows, steps=steps) == {(1, None): truncated, (2, 1): cut}
+    assert reasons(OverLong(finish_reasons=()), *rows, steps=steps) == {(1, None): truncated}
     assert reasons(OverLong(episodes="keep"), *rows, steps=steps) == {(1, 1): cut, (2, 1): cut}
 
 
@@ -162,8 +162,8 @@ def test_staleness_counts_from_the_newest_of_the_run_by_the_oldest_part() -> Non
         episode_row(3, policy_version=None, oldest_version=None),
         episode_row(4, run_id="other", policy_version=2, oldest_version=2),
     ]
-    said = reasons(Staleness(max_behind=4), *rows)
-    assert said == {(2, None): "5 > 4 versions behind", (3, None): "policy version unknown"}
+    reasons_read = reasons(Staleness(max_behind=4), *rows)
+    assert reasons_read == {(2, None): "5 > 4 versions behind", (3, None): "policy version unknown"}
     assert (4, None) in reasons(Staleness(max_behind=4, within="all"), *rows)
     assert set(reasons(Staleness(max_behind=4, now=13, unknown="keep"), *rows)) == {(2, None), (4, None)}
 
@@ -178,28 +178,28 @@ def test_a_status_is_named() -> None:
 
 def test_the_more_frequent_outcome_of_a_task_is_cut_down() -> None:
     rows = group(*[1.0] * 5, 0.0, 0.0, None)
-    said = reasons(SuccessBalance(max_ratio=1.5), *rows)
-    assert said.pop((7, None)) == "unscored"
-    assert set(said.values()) == {"5 successes for 2 of the other, above 1.5 to 1"}
-    assert len(said) == 2, "3 of 5 stay: 1.5 for each of 2 failures"
-    assert {episode for episode, _ in said} < set(range(5))
+    reasons_read = reasons(SuccessBalance(max_ratio=1.5), *rows)
+    assert reasons_read.pop((7, None)) == "unscored"
+    assert set(reasons_read.values()) == {"5 successes for 2 of the other, above 1.5 to 1"}
+    assert len(reasons_read) == 2, "3 of 5 stay: 1.5 for each of 2 failures"
+    assert {episode for episode, _ in reasons_read} < set(range(5))
 
 
-@pytest.mark.parametrize(("ratio", "kept"), [(1.0, 1), (1.5, 1), (1.99, 1), (2.0, 2), (9.0, 4)])
-def test_a_ratio_is_never_exceeded(ratio: float, kept: int) -> None:
-    assert len(reasons(SuccessBalance(max_ratio=ratio), *group(1.0, 1.0, 1.0, 1.0, 0.0))) == 4 - kept
+@pytest.mark.parametrize(("ratio", "n_kept"), [(1.0, 1), (1.5, 1), (1.99, 1), (2.0, 2), (9.0, 4)])
+def test_a_ratio_is_never_exceeded(ratio: float, n_kept: int) -> None:
+    assert len(reasons(SuccessBalance(max_ratio=ratio), *group(1.0, 1.0, 1.0, 1.0, 0.0))) == 4 - n_kept
 
 
 def test_a_task_with_one_outcome_is_left_alone_unless_wanted() -> None:
     assert reasons(SuccessBalance(), *group(0.0, 0.0)) == {}
-    said = reasons(SuccessBalance(one_sided="drop"), *group(0.0, 0.0))
-    assert said == dict.fromkeys([(0, None), (1, None)], "its task has failures only")
+    reasons_read = reasons(SuccessBalance(one_sided="drop"), *group(0.0, 0.0))
+    assert reasons_read == dict.fromkeys([(0, None), (1, None)], "its task has failures only")
 
 
 def test_the_best_of_a_task_stay_and_the_others_know_their_place() -> None:
     rows = [*group(0.9, 0.1, 0.5, None), episode_row(9, task_id="other", score=0.0)]
-    said = reasons(TopQ(count=2), *rows)
-    assert said == {(1, None): "place 3 of 3 in its task with score 0.1, beyond 2", (3, None): "unscored"}
+    reasons_read = reasons(TopQ(count=2), *rows)
+    assert reasons_read == {(1, None): "place 3 of 3 in its task with score 0.1, beyond 2", (3, None): "unscored"}
     assert set(reasons(TopQ(fraction=0.34, unknown="keep"), *rows)) == {(1, None)}, "2 of 3: rounded up"
 
 
@@ -209,12 +209,12 @@ def test_a_share_is_not_rounded_up_by_a_rounding_error() -> None:
 
 
 def test_equal_scores_are_ordered_by_lots_of_their_own() -> None:
-    chosen = {
+    ids_by_seed = {
         seed: {e for e in range(20) if (e, None) not in reasons(TopQ(count=5, seed=seed), *group(*[1.0] * 20))}
         for seed in range(4)
     }
-    assert all(len(kept) == 5 for kept in chosen.values())
-    assert len({frozenset(kept) for kept in chosen.values()}) > 1
+    assert all(len(id_set) == 5 for id_set in ids_by_seed.values())
+    assert len({frozenset(id_set) for id_set in ids_by_seed.values()}) > 1
 
 
 def test_the_same_again_names_what_it_repeats() -> None:
@@ -231,18 +231,21 @@ def test_the_same_again_names_what_it_repeats() -> None:
 
 
 def test_combined_filters_see_the_same_rows_and_give_all_their_reasons() -> None:
-    parts = (MinReward(at_least=0.5), Status(keep=("completed",)))
+    filters = (MinReward(at_least=0.5), Status(keep=("completed",)))
     rows = [episode_row(1, score=0.0, status="failed"), episode_row(2, score=0.0), episode_row(3)]
-    both = "min_reward: score 0 < 0.5; status: status failed"
-    assert reasons(Combined(filters=parts), *rows) == {(1, None): both, (2, None): "min_reward: score 0 < 0.5"}
-    assert reasons(Combined(filters=parts, keep="any"), *rows) == {(1, None): both}
+    both_reasons = "min_reward: score 0 < 0.5; status: status failed"
+    assert reasons(Combined(filters=filters), *rows) == {
+        (1, None): both_reasons,
+        (2, None): "min_reward: score 0 < 0.5",
+    }
+    assert reasons(Combined(filters=filters, keep="any"), *rows) == {(1, None): both_reasons}
 
 
 def test_combined_any_drops_a_step_that_all_drop_in_part_or_whole() -> None:
-    parts = (Length(max_action_characters=1), Status(keep=("failed",)))
-    said = reasons(Combined(filters=parts, keep="any"), episode_row(1))
-    assert set(said) == {(1, 0), (1, 1)}
-    assert said[1, 0] == "length: 2 > 1 characters of the action; status: status completed"
+    filters = (Length(max_action_characters=1), Status(keep=("failed",)))
+    reasons_read = reasons(Combined(filters=filters, keep="any"), episode_row(1))
+    assert set(reasons_read) == {(1, 0), (1, 1)}
+    assert reasons_read[1, 0] == "length: 2 > 1 characters of the action; status: status completed"
 
 
 def test_an_episode_that_loses_its_last_step_is_dropped() -> None:
@@ -253,8 +256,8 @@ def test_an_episode_that_loses_its_last_step_is_dropped() -> None:
     ]
     rows = [episode_row(1, num_steps=3), episode_row(2, num_steps=3)]
     outcome = apply(Selection(name="s", filters=(Length(max_action_characters=3),)), *frames(rows, steps))
-    whole = outcome.rows.filter(pl.col("step_index").is_null()).sort("episode_id")
-    assert whole["reason"].to_list() == [None, "length dropped the last 2 of its steps"]
+    episode_rows = outcome.rows.filter(pl.col("step_index").is_null()).sort("episode_id")
+    assert episode_rows["reason"].to_list() == [None, "length dropped the last 2 of its steps"]
     assert outcome.report.row(0) == ("length", 1, 3, 1, 3)
 
 
@@ -264,8 +267,10 @@ def test_a_step_that_is_gone_is_not_dropped_again() -> None:
         {"episode_id": 1, "step_index": n, "is_active": True, "action": action, "finish_reason": finish}
         for n, (action, finish) in enumerate(words)
     ]
-    chosen = Selection(name="s", filters=(Length(max_action_characters=1), OverLong(), Length(max_action_characters=1)))
-    outcome = apply(chosen, *frames([episode_row(1, num_steps=3)], steps))
+    selection = Selection(
+        name="s", filters=(Length(max_action_characters=1), OverLong(), Length(max_action_characters=1))
+    )
+    outcome = apply(selection, *frames([episode_row(1, num_steps=3)], steps))
     assert outcome.rows.filter(~pl.col("kept")).select("step_index", "filter").rows() == [
         (1, "length"),
         (2, "over_long"),

@@ -45,16 +45,16 @@ def test_adapters_are_pushed_under_a_name_per_version(tmp_path: Path) -> None:
             push = await sync.wait()
             assert push is not None
             assert not push.failed
-        # Calls under the version before go on: both are there.
+        # Calls under the version before continue: both are there.
         assert engine.adapters == {f"pi-v{n}": tmp_path / "pushed" / f"v{n}" for n in (1, 2)}
         engine.restart()
         await fleet.refresh(engine)
         assert set(engine.adapters) == {"pi-v2"}
 
     asyncio.run(run())
-    place = tmp_path / "pushed" / "v2"
-    assert json.loads((place / "adapter_config.json").read_text())["r"] == 4
-    stored = load_file(place / "adapter_model.safetensors")
+    pushed_folder = tmp_path / "pushed" / "v2"
+    assert json.loads((pushed_folder / "adapter_config.json").read_text())["r"] == 4
+    stored = load_file(pushed_folder / "adapter_model.safetensors")
     expected = {f"base_model.model.{n.replace('.default.', '.')}": t for n, t in backend.get_weights().items()}
     assert stored.keys() == expected.keys()
     assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())

@@ -35,8 +35,8 @@ class StandIn:
 
     def __init__(self, init_info: Any, *, client: Any, source: Any) -> None:
         self.init_info, self.client, self.source = init_info, client, source
-        said = {"master_address": init_info.master_address, "master_port": init_info.master_port, "rank_offset": 1}
-        client.init_weight_transfer_engine(said | {"world_size": init_info.world_size, "packed": init_info.packed})
+        request = {"master_address": init_info.master_address, "master_port": init_info.master_port, "rank_offset": 1}
+        client.init_weight_transfer_engine(request | {"world_size": init_info.world_size, "packed": init_info.packed})
         StandIn.made.append(self)
 
     @classmethod
@@ -70,7 +70,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WeightTransferServ
 
 
 class Silent:
-    """An engine of which a push asks nothing but its version."""
+    """An engine that a push asks for nothing but its version."""
 
     def __init__(self, server: WeightTransferServer) -> None:
         self.url = server.url
@@ -100,10 +100,10 @@ def test_servers_join_one_group_and_take_each_round_together(servers: list[Weigh
     assert [server.paths for server in servers] == [["/init_weight_transfer_engine", *ROUND, *ROUND]] * 2
     joined = [server.asked[0][1]["init_info"] for server in servers]
     # The trainer is rank 0, the workers of the first server 1 and 2, that of the second 3.
-    assert [(said["rank_offset"], said["world_size"]) for said in joined] == [(1, 4), (3, 4)]
+    assert [(request["rank_offset"], request["world_size"]) for request in joined] == [(1, 4), (3, 4)]
     for server in servers:
-        said = [body for path, body in server.asked if path == "/finish_weight_update"]
-        assert said == [{"weight_version": "4"}, {"weight_version": "5"}]
+        bodies = [body for path, body in server.asked if path == "/finish_weight_update"]
+        assert bodies == [{"weight_version": "4"}, {"weight_version": "5"}]
     (trainer,) = StandIn.made
     assert trainer.init_info.rank == 0
 
@@ -136,7 +136,7 @@ def test_weights_are_all_sent_when_a_push_returns_also_where_no_engine_answers(
 ) -> None:
     """The trainer changes its weights as soon as a push returns."""
 
-    async def gone(_: Silent) -> int | None:
+    async def fail(_: Silent) -> int | None:
         raise EngineError("gone")
 
     send = StandIn.send_weights
@@ -145,7 +145,7 @@ def test_weights_are_all_sent_when_a_push_returns_also_where_no_engine_answers(
         time.sleep(0.3)
         send(trainer)
 
-    monkeypatch.setattr(Silent, "version", gone)
+    monkeypatch.setattr(Silent, "version", fail)
     monkeypatch.setattr(StandIn, "send_weights", slowly)
     sync, _ = sync_to(servers)
 
@@ -162,11 +162,11 @@ def test_weights_are_all_sent_when_a_push_returns_also_where_no_engine_answers(
 def test_a_transfer_that_breaks_off_unseen_is_no_forgotten_exception(
     servers: list[WeightTransferServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def gone(_: Silent) -> int | None:
+    async def fail(_: Silent) -> int | None:
         raise EngineError("gone")
 
     forgotten: list[dict[str, Any]] = []
-    monkeypatch.setattr(Silent, "version", gone)
+    monkeypatch.setattr(Silent, "version", fail)
     servers[0].fails_at = "/update_weights"
     sync, _ = sync_to(servers)
 

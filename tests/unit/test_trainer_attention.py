@@ -23,20 +23,20 @@ def plain_attention(
     scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if window is not None:
-        seen &= torch.ones_like(seen).triu(1 - window)
-    return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
+        visible &= torch.ones_like(visible).triu(1 - window)
+    return scores.masked_fill(~visible, float("-inf")).softmax(-1) @ value
 
 
 def expected_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, boundaries: list[int], **options: Any
 ) -> torch.Tensor:
     """The same of a packed buffer; [1, T, heads, dimension]."""
-    parts = [
+    pieces = [
         plain_attention(query[0, :, a:b], key[0, :, a:b], value[0, :, a:b], **options) for a, b in pairwise(boundaries)
     ]
-    return torch.cat(parts, dim=1).transpose(0, 1)[None]
+    return torch.cat(pieces, dim=1).transpose(0, 1)[None]
 
 
 BOUNDARIES = [0, 5, 6, 14]
@@ -58,9 +58,9 @@ def test_flex_is_causal_attention_inside_each_sequence(key_heads: int, window: i
     query, key, value = (tensor.detach() for tensor in random_heads(key_heads))
     options = {"layout": Layout(BOUNDARIES, query.device), "scaling": 8**-0.5, "sliding_window": window}
     with torch.no_grad():
-        found, _ = flex_packed_attention(torch.nn.Module(), query, key, value, None, **options)
+        actual, _ = flex_packed_attention(torch.nn.Module(), query, key, value, None, **options)
     expected = expected_attention(query, key, value, BOUNDARIES, window=window)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_flex_says_where_it_cannot_train() -> None:
@@ -74,25 +74,25 @@ def test_flex_says_where_it_cannot_train() -> None:
 def test_it_is_causal_attention_inside_each_sequence(key_heads: int, window: int | None) -> None:
     query, key, value = random_heads(key_heads)
     options = {"layout": Layout(BOUNDARIES, query.device), "scaling": 8**-0.5, "sliding_window": window}
-    found, _ = packed_attention(torch.nn.Module(), query, key, value, None, **options)
+    actual, _ = packed_attention(torch.nn.Module(), query, key, value, None, **options)
     expected = expected_attention(query, key, value, BOUNDARIES, window=window)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
-    ours = torch.autograd.grad((found * weights).sum(), (query, key, value))
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    weights = torch.randn(actual.shape, generator=torch.Generator().manual_seed(2))
+    ours = torch.autograd.grad((actual * weights).sum(), (query, key, value))
     theirs = torch.autograd.grad((expected * weights).sum(), (query, key, value))
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    for ours_H, theirs_H in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(ours_H, theirs_H, atol=1e-5, rtol=1e-4)
 
 
 def test_flex_caps_scores() -> None:
     query, key, value = (tensor.detach() for tensor in random_heads(2))
     layout = Layout(BOUNDARIES, query.device)
     with torch.no_grad():
-        found, _ = flex_packed_attention(
+        actual, _ = flex_packed_attention(
             torch.nn.Module(), 9 * query, key, value, None, layout=layout, scaling=8**-0.5, softcap=2.0
         )
     expected = expected_attention(9 * query, key, value, BOUNDARIES, softcap=2.0)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(expected, expected_attention(9 * query, key, value, BOUNDARIES))
 
 
@@ -119,10 +119,10 @@ def test_flash_asks_its_kernel_for_the_same(
     monkeypatch.setattr("trainer.policy.attention.varlen_attn", slow_varlen)
     query, key, value = (tensor.detach().bfloat16() for tensor in random_heads(key_heads))
     options = {"layout": Layout(BOUNDARIES, query.device), "scaling": 8**-0.5, "sliding_window": window}
-    found, _ = flash_attention(torch.nn.Module(), query.float(), key, value, None, **options)
-    assert found.dtype == torch.float32
+    actual, _ = flash_attention(torch.nn.Module(), query.float(), key, value, None, **options)
+    assert actual.dtype == torch.float32
     expected = expected_attention(query, key, value, BOUNDARIES, window=window)
-    torch.testing.assert_close(found, expected.float(), atol=0, rtol=0)
+    torch.testing.assert_close(actual, expected.float(), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("attention", [packed_attention, flex_packed_attention, flash_attention])
@@ -218,8 +218,8 @@ def test_an_architecture_has_the_gradients_of_single_sequences(name: str) -> Non
     for part in sequences_of(batch):
         logits_TV = untouched(input_ids=part.input_ids_T[None], use_cache=False).logits[0].float()
         logits_TV.log_softmax(-1)[part.predictor_N, part.target_N].sum().backward()
-    others = dict(untouched.named_parameters())
+    frozen = dict(untouched.named_parameters())
     for parameter_name, parameter in policy.model.named_parameters():
         torch.testing.assert_close(
-            parameter.grad, others[parameter_name].grad, atol=1e-4, rtol=1e-3, msg=parameter_name
+            parameter.grad, frozen[parameter_name].grad, atol=1e-4, rtol=1e-3, msg=parameter_name
         )

@@ -102,21 +102,21 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     from trainer.config import OptimizerConfig
     from trainer.policy.model import PackedPolicy
 
-    other = SingleDevice(PackedPolicy(random_model(num_hidden_layers=3)), OptimizerConfig())
+    deeper = SingleDevice(PackedPolicy(random_model(num_hidden_layers=3)), OptimizerConfig())
     with pytest.raises(CheckpointError, match="of another model"):
-        load_checkpoint(tmp_path / "c", other)
+        load_checkpoint(tmp_path / "c", deeper)
 
 
 def test_weights_can_be_loaded_alone(tmp_path: Path) -> None:
     """What scoring needs: neither moments nor random state."""
-    original, other = trained(), random_backend(seed=5)
+    original, other_backend = trained(), random_backend(seed=5)
     save_checkpoint(tmp_path / "c", original, POSITION)
     torch.manual_seed(3)
     drawn = torch.rand(2)
     torch.manual_seed(3)
-    assert load_weights(tmp_path / "c", other).optimizer_step == 3
-    assert other.digest() == original.digest()
-    assert other.get_optimizer_state() == {}
+    assert load_weights(tmp_path / "c", other_backend).optimizer_step == 3
+    assert other_backend.digest() == original.digest()
+    assert other_backend.get_optimizer_state() == {}
     assert torch.equal(torch.rand(2), drawn)
 
 
@@ -131,9 +131,9 @@ def test_digests_are_those_of_the_tensors(tmp_path: Path) -> None:
 
 def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
     state = save_checkpoint(tmp_path / "c", random_backend(), POSITION)
-    (told,) = changed_environment(state, ranks=4)
-    assert "written with ranks 1" in told
-    assert "continues with 4" in told
+    (change,) = changed_environment(state, ranks=4)
+    assert "written with ranks 1" in change
+    assert "continues with 4" in change
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:
@@ -145,10 +145,10 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
 def test_a_changed_environment_is_told(tmp_path: Path) -> None:
     state = save_checkpoint(tmp_path / "c", random_backend(), POSITION)
     assert changed_environment(state) == []
-    other = msgspec.structs.replace(state, environment={**state.environment, "threads": 99})
-    (told,) = changed_environment(other)
-    assert "threads 99" in told
-    assert "not bit for bit" in told
+    other_state = msgspec.structs.replace(state, environment={**state.environment, "threads": 99})
+    (change,) = changed_environment(other_state)
+    assert "threads 99" in change
+    assert "not bit for bit" in change
 
 
 def test_a_digest_knows_names_dtypes_shapes_and_bytes_and_no_order() -> None:

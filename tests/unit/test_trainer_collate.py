@@ -31,12 +31,12 @@ def members(**columns: list[object]) -> MemberColumns:
 
 def tokens(members: MemberColumns, ids: list[int], mask: list[bool] | None) -> TokenArrays:
     """Out of rows end to end, the mask of all their action tokens, and log-probabilities -1, -2, ..."""
-    left, parts = list(ids), []
+    ids_left, pieces = list(ids), []
     for count in np.stack([members.n_context_M, members.n_action_M], axis=1).ravel().tolist():
-        parts.append(left[:count])
-        del left[:count]
-    assert not left
-    context_C, action_A = (np.array([i for part in parts[kind::2] for i in part], np.int32) for kind in (0, 1))
+        pieces.append(ids_left[:count])
+        del ids_left[:count]
+    assert not ids_left
+    context_C, action_A = (np.array([i for part in pieces[kind::2] for i in part], np.int32) for kind in (0, 1))
     logprobs_A = -np.arange(1, len(action_A) + 1, dtype=np.float32)
     return TokenArrays(context_C, action_A, None if mask is None else np.array(mask), logprobs_A)
 
@@ -144,14 +144,14 @@ def test_weights_steps_and_units_are_spread_over_tokens_of_each_micro_batch() ->
         step_index_M=[0, 1, 2, 0],
     )
     laid_out = tokens(arguments, [1, 2, 3, 1, 4, 1, 5, 1, 6, 7], [True] * 6)
-    (whole,) = collate(arguments, np.array([3, 1]), laid_out, shares, [2])
-    assert whole.weight_N.tolist() == [0.5, 0.5, 0.5, 0.25, 0.25]
-    assert whole.step_index_N is not None
-    assert whole.step_index_N.tolist() == [0, 0, 2, 0, 0]
-    assert whole.staleness_N is not None
-    assert whole.staleness_N.nan_to_num(-1).tolist() == [3.0, 3.0, -1.0, 1.0, 1.0]
+    (joint,) = collate(arguments, np.array([3, 1]), laid_out, shares, [2])
+    assert joint.weight_N.tolist() == [0.5, 0.5, 0.5, 0.25, 0.25]
+    assert joint.step_index_N is not None
+    assert joint.step_index_N.tolist() == [0, 0, 2, 0, 0]
+    assert joint.staleness_N is not None
+    assert joint.staleness_N.nan_to_num(-1).tolist() == [3.0, 3.0, -1.0, 1.0, 1.0]
     first, second = collate(arguments, np.array([3, 1]), laid_out, shares, [1, 1])
-    for batch, units, count in ((whole, [0, 0, 0, 1, 1], 2), (first, [0, 0, 0], 1), (second, [0, 0], 1)):
+    for batch, units, count in ((joint, [0, 0, 0, 1, 1], 2), (first, [0, 0, 0], 1), (second, [0, 0], 1)):
         assert batch.unit_N is not None
         assert batch.weight_U is not None
         assert batch.unit_N.tolist() == units
@@ -184,9 +184,9 @@ def test_pairs_and_signs_are_dealt_out_with_their_units() -> None:
 def test_a_micro_batch_without_trained_tokens_has_no_units() -> None:
     shares = MemberWeights(np.array([0.0, 1.0], np.float32), np.array([0, 0]))
     arguments = members(n_context_M=[1, 1], n_action_M=[1, 1], trained_M=[False, True], loss_tokens_M=[0, 1])
-    parts = collate(arguments, np.array([1, 1]), tokens(arguments, [1, 2, 1, 3], [True] * 2), shares, [1, 1])
-    assert [part.unit_N.tolist() for part in parts if part.unit_N is not None] == [[], [0]]
-    assert [part.weight_U.tolist() for part in parts if part.weight_U is not None] == [[], [1.0]]
+    separate = collate(arguments, np.array([1, 1]), tokens(arguments, [1, 2, 1, 3], [True] * 2), shares, [1, 1])
+    assert [part.unit_N.tolist() for part in separate if part.unit_N is not None] == [[], [0]]
+    assert [part.weight_U.tolist() for part in separate if part.weight_U is not None] == [[], [1.0]]
 
 
 def test_a_dummy_has_the_columns_of_its_run_and_weighs_nothing() -> None:

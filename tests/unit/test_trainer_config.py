@@ -98,5 +98,9 @@ def test_a_wrong_value_is_told_with_what_is_valid(field: str, value: object, fau
 
 
 def test_true_and_false_are_what_they_are_where_they_are_meant() -> None:
-    chosen = config("ppo", {"kl": {"ratio_weighted": False}}, live_only=False, gradient_checkpointing=True)
-    assert (chosen.live_only, chosen.gradient_checkpointing, chosen.loss.kl.ratio_weighted) == (False, True, False)
+    config_made = config("ppo", {"kl": {"ratio_weighted": False}}, live_only=False, gradient_checkpointing=True)
+    assert (config_made.live_only, config_made.gradient_checkpointing, config_made.loss.kl.ratio_weighted) == (
+        False,
+        True,
+        False,
+    )

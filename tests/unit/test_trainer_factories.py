@@ -51,9 +51,9 @@ def test_the_reference_stays_what_the_model_was(folder: str) -> None:
 def test_another_reference_can_be_named(folder: str, tmp_path: Path) -> None:
     random_model(seed=3).save_pretrained(tmp_path / "other")
     batch = random_batch([9, 4])
-    own = make_reference(config(model=folder))
-    other = make_reference(config(model=folder, reference=str(tmp_path / "other")))
-    assert not torch.allclose(own.logprobs(batch), other.logprobs(batch))
+    reference = make_reference(config(model=folder))
+    other_reference = make_reference(config(model=folder, reference=str(tmp_path / "other")))
+    assert not torch.allclose(reference.logprobs(batch), other_reference.logprobs(batch))
     with pytest.raises(UsageError, match="nowhere holds no model"):
         make_reference(config(model=folder, reference="nowhere"))
 

@@ -59,19 +59,21 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
 
 def test_wandb_gets_the_same_id_for_every_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service itself cannot be reached from a test: what it is given is looked at where it would take over."""
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     logged: list[tuple[int, dict[str, float]]] = []
-    run = SimpleNamespace(log=lambda metrics, step: logged.append((step, metrics)), finish=lambda: given.update(end=1))
+    run = SimpleNamespace(
+        log=lambda metrics, step: logged.append((step, metrics)), finish=lambda: settings.update(end=1)
+    )
 
     def init(**arguments: Any) -> SimpleNamespace:
-        given.update(arguments)
+        settings.update(arguments)
         return run
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=WandbError))
     with open_loggers(("wandb",), tmp_path, **RUN) as loggers:
         loggers[1].write(7, {"loss": 2.0})
-    assert (given["id"], given["resume"], given["name"], given["end"]) == ("0abc", "allow", "r", 1)
-    assert given["config"] == {"loss": "sft"}
+    assert (settings["id"], settings["resume"], settings["name"], settings["end"]) == ("0abc", "allow", "r", 1)
+    assert settings["config"] == {"loss": "sft"}
     assert logged == [(7, {"loss": 2.0})]
 
 

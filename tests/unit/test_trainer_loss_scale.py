@@ -85,7 +85,7 @@ def test_float16_products_leave_float32_behind() -> None:
 
 @pytest.mark.parametrize("loss", ["sft", "awr", "ppo"])
 def test_the_optimizer_gets_the_gradient_of_the_loss_as_it_is(loss: str) -> None:
-    """Whatever the fixed scale, and with several micro-batches: the gradient of float32, up to float16's rounding."""
+    """For any fixed scale, and with several micro-batches: the gradient of float32, up to float16's rounding."""
     batch = random_batch(LENGTHS)
     norm, exact = update(backend_of("float32"), batch, loss)
     for scale in (1.0, 64.0, 4096.0):

@@ -16,7 +16,7 @@ from trainer.config import TrainConfig
 from trainer.losses import LOSSES, Aggregation, Atom, Needs, Temperature, Unit
 
 SAMPLED = {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "dro"}
-"""Losses that need the behaviour policy whatever their settings."""
+"""Losses that need the behaviour policy with any settings."""
 PREFERENCES = {"dpo", "dmpo", "kto"}
 
 
@@ -29,10 +29,10 @@ def test_each_loss_has_a_module_of_its_name_with_its_formula_and_its_options(nam
     module = import_module(f"trainer.losses.{name}")
     assert LOSSES[name].__module__ == module.__name__
     assert "    L" in (module.__doc__ or ""), "the formula stands in the module's docstring"
-    made = config(name)
-    assert (type(made.loss), made.loss.name) == (LOSSES[name], name)
-    assert TrainConfig.model_validate(made.model_dump(mode="json")) == made
-    assert made.loss == LOSSES[name](), "its name alone stands for its defaults"
+    train_config = config(name)
+    assert (type(train_config.loss), train_config.loss.name) == (LOSSES[name], name)
+    assert TrainConfig.model_validate(train_config.model_dump(mode="json")) == train_config
+    assert train_config.loss == LOSSES[name](), "its name alone stands for its defaults"
 
 
 def test_no_loss_imports_torch() -> None:
@@ -74,9 +74,9 @@ def test_who_needs_the_behaviour_policy_and_who_a_reference() -> None:
 
 
 def test_units_and_aggregation_by_default() -> None:
-    found = {name: (needs(name).unit, needs(name).aggregation) for name in LOSSES}
+    declared = {name: (needs(name).unit, needs(name).aggregation) for name in LOSSES}
     token = (Unit.TOKEN, Aggregation.TOKEN_MEAN)
-    assert {name for name, default in found.items() if default == token} == {
+    assert {name for name, default in declared.items() if default == token} == {
         "sft",
         "awr",
         "bc_exp",
@@ -85,10 +85,10 @@ def test_units_and_aggregation_by_default() -> None:
         "cispo",
         "dro",
     }
-    assert found["grpo"] == found["gspo"] == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_MEAN)
-    assert found["dr_grpo"] == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_SUM_NORM)
-    assert found["reinforce"] == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_SUM)
-    assert {found[name][0] for name in PREFERENCES} == {Unit.EPISODE}
+    assert declared["grpo"] == declared["gspo"] == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_MEAN)
+    assert declared["dr_grpo"] == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_SUM_NORM)
+    assert declared["reinforce"] == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_SUM)
+    assert {declared[name][0] for name in PREFERENCES} == {Unit.EPISODE}
 
 
 def test_reinforce_needs_log_probabilities_for_its_correction_only() -> None:
@@ -118,15 +118,15 @@ def test_a_correction_asks_for_what_it_looks_at() -> None:
 
 
 def test_statistics_are_prepared_only_where_they_are_wanted() -> None:
-    wanted = {"correction": {"method": "icepop", "decoupled": True, "normalise": True}}
-    for name, options in (("kto", {}), ("ppo", {}), ("ppo", wanted), ("reinforce", {})):
+    correction_options = {"correction": {"method": "icepop", "decoupled": True, "normalise": True}}
+    for name, options in (("kto", {}), ("ppo", {}), ("ppo", correction_options), ("reinforce", {})):
         loss = config(name, options).loss
         assert tuple(loss.prepare([random_rows(4)])) == loss.needs.statistics
 
 
 def test_options_override_unit_and_aggregation() -> None:
-    found = needs("gspo", {"unit": "turn", "aggregation": "token_mean"})
-    assert (found.unit, found.aggregation) == (Unit.TURN, Aggregation.TOKEN_MEAN)
+    declared = needs("gspo", {"unit": "turn", "aggregation": "token_mean"})
+    assert (declared.unit, declared.aggregation) == (Unit.TURN, Aggregation.TOKEN_MEAN)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_a_ratio_loss_does_not_count_the_distance_twice(name: str, method: str) 
 
 
 def test_reinforce_keeps_its_method_when_only_a_limit_is_given_and_has_nothing_to_decouple() -> None:
-    chosen = config("reinforce", options={"correction": {"high": 5.0}}).loss.correction
-    assert (chosen.method, chosen.limits) == ("token_truncate", (0.0, 5.0))
+    correction = config("reinforce", options={"correction": {"high": 5.0}}).loss.correction
+    assert (correction.method, correction.limits) == ("token_truncate", (0.0, 5.0))
     with pytest.raises(ValidationError, match="takes no ratio"):
         config("reinforce", options={"correction": {"decoupled": True}})
 

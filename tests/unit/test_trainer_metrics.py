@@ -1,4 +1,4 @@
-"""Metrics: what becomes of sums over a whole optimizer step, and a meaning for every name."""
+"""Metrics: the outcome of sums over a whole optimizer step, and a meaning for every name."""
 
 import pytest
 
@@ -15,8 +15,8 @@ def test_sums_become_token_means() -> None:
 
 def test_squares_become_the_effective_sample_size() -> None:
     weights = [1.0, 2.0, 3.0]
-    found = compute_metrics({"weight": sum(weights), "weight_squared": sum(w * w for w in weights)}, 3)
-    assert found["weight_ess"] == pytest.approx(36 / 14 / 3)
+    metrics = compute_metrics({"weight": sum(weights), "weight_squared": sum(w * w for w in weights)}, 3)
+    assert metrics["weight_ess"] == pytest.approx(36 / 14 / 3)
     assert compute_metrics({"weight": 0.0, "weight_squared": 0.0}, 3)["weight_ess"] == 0.0
 
 
@@ -26,8 +26,8 @@ def test_a_sum_over_another_is_its_mean_and_nothing_where_there_is_nothing_to_av
 
 
 def test_the_loss_and_counts_of_pairs_are_not_divided() -> None:
-    found = compute_metrics({"loss": 0.5, "pairs": 3.0, "accuracy/pairs": 2.0}, 100)
-    assert found == {"loss": 0.5, "pairs": 3.0, "accuracy": pytest.approx(2 / 3)}
+    metrics = compute_metrics({"loss": 0.5, "pairs": 3.0, "accuracy/pairs": 2.0}, 100)
+    assert metrics == {"loss": 0.5, "pairs": 3.0, "accuracy": pytest.approx(2 / 3)}
     assert set(METRICS) >= TOTALS
 
 
@@ -41,8 +41,8 @@ EVERYTHING = {
 def test_every_metric_of_every_loss_is_documented(loss: str) -> None:
     options = EVERYTHING if loss in {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo"} else None
     sums = evaluate(loss, random_rows(4), options).sums
-    found = compute_metrics({name: float(value) for name, value in sums.items()}, 10)
-    assert set(found) <= set(METRICS)
+    metrics = compute_metrics({name: float(value) for name, value in sums.items()}, 10)
+    assert set(metrics) <= set(METRICS)
     assert not any(value.requires_grad for value in sums.values())
 
 

@@ -17,10 +17,12 @@ def test_packed_equals_separate(temperature: float | None) -> None:
     policy = PackedPolicy(random_model())
     batch = random_batch(LENGTHS, temperature=temperature)
     packed_N, entropy_N = policy.logprobs(batch, entropy=True)
-    parts = [policy.logprobs(part, entropy=True) for part in sequences_of(batch)]
-    torch.testing.assert_close(packed_N, torch.cat([p[0] for p in parts]), atol=1e-5, rtol=0)
+    logprobs_of_parts = [policy.logprobs(part, entropy=True) for part in sequences_of(batch)]
+    torch.testing.assert_close(packed_N, torch.cat([p[0] for p in logprobs_of_parts]), atol=1e-5, rtol=0)
     assert entropy_N is not None
-    torch.testing.assert_close(entropy_N, torch.cat([p[1] for p in parts if p[1] is not None]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        entropy_N, torch.cat([p[1] for p in logprobs_of_parts if p[1] is not None]), atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "Llama", "Mistral", "Gemma3Text", "GPT2"])
@@ -65,8 +67,8 @@ def test_chunked_head_gives_the_same_values_and_gradients(monkeypatch: pytest.Mo
         (logprobs_N.sum() + 0.3 * entropy_N.sum()).backward()
         grads = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
         results.append((logprobs_N.detach(), entropy_N.detach(), grads))
-    for whole, chunked in zip(*results, strict=True):
-        torch.testing.assert_close(chunked, whole, atol=2e-5, rtol=1e-5)
+    for undivided, chunked in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, undivided, atol=2e-5, rtol=1e-5)
 
 
 def test_entropy_is_that_of_the_distribution() -> None:
@@ -133,17 +135,17 @@ def test_gradient_checkpointing_changes_nothing_but_memory() -> None:
     results, saved = [], []
     for recompute in (False, True):
         policy = PackedPolicy(random_model(), gradient_checkpointing=recompute)
-        kept = [0]
+        kept_positions = [0]
 
-        def pack(tensor: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
-            kept[0] += tensor.numel()
+        def pack(tensor: torch.Tensor, kept_positions: list[int] = kept_positions) -> torch.Tensor:
+            kept_positions[0] += tensor.numel()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             logprobs_N, _ = policy.logprobs(batch)
         logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
         results.append(torch.cat([p.grad.flatten() for p in policy.model.parameters()]))
-        saved.append(kept[0])
+        saved.append(kept_positions[0])
     assert torch.equal(*results)
     assert saved[1] < saved[0] / 2
     assert not policy.model.training

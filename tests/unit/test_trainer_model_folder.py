@@ -16,7 +16,6 @@ from lake.cli import trajlake
 from lake.errors import TrajlakeError, UsageError
 from lake.storage.atomic import FILES
 from testkit.lakes import build_lake
-from trainer.online.demo import LockStepPlayer
 from trainer.policy.model_files import build_empty_model, check_model_folder, load_model, load_tokenizer
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
@@ -50,7 +49,7 @@ def model(world: Path, tmp_path: Path) -> Path:
 
 
 def edit(path: Path, **fields: Any) -> None:
-    """Set fields of a JSON file, which is made if need be."""
+    """Set fields of a JSON file, which is made if needed."""
     before = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(before | fields))
 
@@ -72,7 +71,7 @@ def test_no_command_runs_the_code_of_a_model_folder(
     assert not (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("load", [load_model, build_empty_model, load_tokenizer, LockStepPlayer])
+@pytest.mark.parametrize("load", [load_model, build_empty_model, load_tokenizer])
 def test_every_way_to_load_a_model_refuses_its_code(model: Path, load: Callable[[Path], Any]) -> None:
     edit(model / "generation_config.json", auto_map={"AutoModelForCausalLM": "code.Model"})
     with pytest.raises(UsageError, match=r"generation_config.json has `auto_map`"):

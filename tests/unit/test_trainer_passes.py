@@ -54,7 +54,7 @@ def test_reference_log_probabilities_are_the_frozen_models() -> None:
 
 
 def test_statistics_are_of_the_whole_step_under_the_weights_at_its_start() -> None:
-    """However it is cut, and whatever dummies stand in it."""
+    """However it is cut, and with any dummies in it."""
     batch = random_batch([9, 4, 7])
     reference = random_backend(seed=4)
     lp_N = random_backend().logprobs(batch)

@@ -42,7 +42,7 @@ ODD = [tokens for _, tokens, _ in FAULTS] + [*KNOWN, SEVERAL]
 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """Two good episodes of a step, and for each of `ODD` one of two steps, of which the second has those fields."""
+    """Two good episodes of a step, and for each of `ODD` one of two steps; the second has those fields."""
     rng = np.random.default_rng(0)
     odd = [
         EpisodeRecord(task_id=f"odd{number}", steps=[token_step(rng, 4, 3), token_step(rng, 2, 3, **tokens)])
@@ -83,15 +83,15 @@ def test_likelihood_losses_take_them_all(lk: Lake, loss: str) -> None:
 
 @pytest.mark.parametrize("tokens", KNOWN)
 def test_a_ratio_loss_takes_a_known_distribution(lk: Lake, tokens: dict[str, Any]) -> None:
-    found, _ = refusals_with(lk, "ppo", tokens)
-    assert found == []
+    refusals, _ = refusals_with(lk, "ppo", tokens)
+    assert refusals == []
 
 
 def test_several_faults_are_all_named(lk: Lake) -> None:
-    found, _ = refusals_with(lk, "ppo", SEVERAL)
-    assert [refusal.reason for refusal in found] == ["no_logprobs", "truncated_sampling"]
+    refusals, _ = refusals_with(lk, "ppo", SEVERAL)
+    assert [refusal.reason for refusal in refusals] == ["no_logprobs", "truncated_sampling"]
     with pytest.raises(DataRefusedError, match=r"no behaviour.*; ppo refused: .*truncated"):
-        refuse(found)
+        refuse(refusals)
 
 
 def test_log_probabilities_that_an_engine_made_up_are_named_as_the_reason(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_log_probabilities_that_an_engine_made_up_are_named_as_the_reason(tmp_pa
     lk = token_lake(tmp_path, [EpisodeRecord(task_id="t", steps=steps)])
     snapshot = lk.snapshot()
     members = select(snapshot, config("sft"), LOSSES["sft"]().needs).members
-    found = find_refusals(snapshot, members, LOSSES["ppo"]())
-    assert [(refusal.reason, refusal.steps) for refusal in found] == [("wrong_logprobs", 1), ("no_logprobs", 1)]
-    assert LOGPROBS_LEFT_OUT in found[0].message
+    refusals = find_refusals(snapshot, members, LOSSES["ppo"]())
+    assert [(refusal.reason, refusal.steps) for refusal in refusals] == [("wrong_logprobs", 1), ("no_logprobs", 1)]
+    assert LOGPROBS_LEFT_OUT in refusals[0].message
 
 
 def test_rendered_tokens_are_refused_for_that_reason_alone(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_both_labels_must_be_there(good: tuple[Any, pl.DataFrame], wording: Word
     assert (refusal.reason, refusal.steps) == ("one_label", 6)
     wording(refusal.message, EPISODE=ids.to_text(members["episode_id"][0]))
     first = pl.col("episode_id") == members["episode_id"][0]
-    both = members.with_columns(sign=pl.when(first).then(1).otherwise(-1))
-    assert find_refusals(snapshot, both, config("kto").loss) == []
+    signed = members.with_columns(sign=pl.when(first).then(1).otherwise(-1))
+    assert find_refusals(snapshot, signed, config("kto").loss) == []
     assert find_refusals(snapshot, members.clear(), config("kto").loss) == [], "the plan says that it is empty"
 
 

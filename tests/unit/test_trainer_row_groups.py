@@ -73,9 +73,9 @@ def test_masks_and_logprobs_are_left_out_unless_asked_for(path: str) -> None:
 
 
 def test_a_file_is_read_by_row_group(path: str) -> None:
-    whole = reader(path)
-    assert whole.read_group_starts(0).tolist() == [0, 3, 4]
-    assert whole.read(0, 1).action_A.tolist() == [1, 2]
+    row_groups = reader(path)
+    assert row_groups.read_group_starts(0).tolist() == [0, 3, 4]
+    assert row_groups.read(0, 1).action_A.tolist() == [1, 2]
 
 
 def test_a_footer_is_read_once_by_however_many_threads(path: str) -> None:
@@ -88,10 +88,10 @@ def test_a_footer_is_read_once_by_however_many_threads(path: str) -> None:
 
 
 def test_a_file_that_went_away_is_an_error(path: str) -> None:
-    gone = reader(path)
+    missing_file = reader(path)
     Path(path).unlink()
     with pytest.raises(LakeAccessError, match="no such file"):
-        gone.read_group_starts(0)
+        missing_file.read_group_starts(0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=8))
@@ -117,21 +117,21 @@ sys.exit("pandas" in sys.modules)
 def test_a_bit_that_flipped_in_a_page_is_refused_and_never_trained_on(tmp_path: Path) -> None:
     lk = token_lake(tmp_path / "lake", token_episodes())
     path = Path(lk.snapshot().files("tokens")[0].path)
-    whole, expected = path.read_bytes(), reader(str(path)).read(0, 0)
+    content, expected = path.read_bytes(), reader(str(path)).read(0, 0)
     group = pq.ParquetFile(path).metadata.row_group(0)
     chunks = [group.column(n) for n in range(group.num_columns)]
-    told = 0
-    for chunk in (one for one in chunks if one.path_in_schema.partition(".")[0] in NAMES):
+    n_checked = 0
+    for chunk in (column for column in chunks if column.path_in_schema.partition(".")[0] in NAMES):
         end = chunk.data_page_offset + chunk.total_compressed_size
-        for place in range(end - chunk.total_compressed_size // 2, end, 3):
-            data = bytearray(whole)
-            data[place] ^= 1 << place % 8
+        for position in range(end - chunk.total_compressed_size // 2, end, 3):
+            data = bytearray(content)
+            data[position] ^= 1 << position % 8
             path.write_bytes(data)
             try:
-                found = reader(str(path)).read(0, 0)
+                actual = reader(str(path)).read(0, 0)
             except LakeAccessError:
-                told += 1
+                n_checked += 1
                 continue
-            for name in found.__slots__:
-                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    assert told > 20
+            for name in actual.__slots__:
+                np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name))
+    assert n_checked > 20

@@ -11,15 +11,15 @@ def rates(total: int, **options: object) -> list[float]:
 
 
 def test_warm_up_rises_linearly_to_the_peak_from_above_zero() -> None:
-    found = rates(100, warmup_fraction=0.1, shape="constant")
-    assert found[:10] == pytest.approx([2.0 * (step + 1) / 11 for step in range(10)])
-    assert found[10:] == [2.0] * 90
+    rates_N = rates(100, warmup_fraction=0.1, shape="constant")
+    assert rates_N[:10] == pytest.approx([2.0 * (step + 1) / 11 for step in range(10)])
+    assert rates_N[10:] == [2.0] * 90
 
 
 @pytest.mark.parametrize("shape", ["cosine", "linear"])
 def test_it_falls_from_the_peak_to_its_final_share_at_the_last_step(shape: str) -> None:
-    found = rates(50, shape=shape, warmup_fraction=0.1, final_fraction=0.2)
-    falling = found[5:]
+    rates_N = rates(50, shape=shape, warmup_fraction=0.1, final_fraction=0.2)
+    falling = rates_N[5:]
     assert falling[0] == pytest.approx(2.0)
     assert falling == sorted(falling, reverse=True)
     assert falling[-1] == pytest.approx(0.4)

@@ -20,18 +20,18 @@ def linked(frame: pl.DataFrame) -> list[tuple[int, int, int, bool, int]]:
 
 
 def test_an_append_only_episode_is_one_sequence() -> None:
-    found = linked(rows((5, 0, 10, 2, None, 0), (5, 1, 3, 2, 0, 12), (5, 2, 0, 1, 1, 17)))
-    assert found == [(5, 0, 0, False, 12), (5, 0, 1, False, 17), (5, 0, 2, False, 18)]
+    links = linked(rows((5, 0, 10, 2, None, 0), (5, 1, 3, 2, 0, 12), (5, 2, 0, 1, 1, 17)))
+    assert links == [(5, 0, 0, False, 12), (5, 0, 1, False, 17), (5, 0, 2, False, 18)]
 
 
 def test_a_null_prefix_opens_a_new_sequence() -> None:
-    found = linked(rows((5, 0, 10, 2, None, 0), (5, 1, 4, 2, None, 0), (5, 2, 1, 1, 1, 6)))
-    assert found == [(5, 0, 0, False, 12), (5, 1, 1, False, 6), (5, 1, 2, False, 8)]
+    links = linked(rows((5, 0, 10, 2, None, 0), (5, 1, 4, 2, None, 0), (5, 2, 1, 1, 1, 6)))
+    assert links == [(5, 0, 0, False, 12), (5, 1, 1, False, 6), (5, 1, 2, False, 8)]
 
 
 def test_a_fork_repeats_the_path_to_the_step_it_extends() -> None:
-    found = linked(rows((5, 0, 10, 2, None, 0), (5, 1, 3, 2, 0, 12), (5, 2, 1, 1, 0, 12)))
-    assert found == [(5, 0, 0, False, 12), (5, 0, 1, False, 17), (5, 1, 0, True, 12), (5, 1, 2, False, 14)]
+    links = linked(rows((5, 0, 10, 2, None, 0), (5, 1, 3, 2, 0, 12), (5, 2, 1, 1, 0, 12)))
+    assert links == [(5, 0, 0, False, 12), (5, 0, 1, False, 17), (5, 1, 0, True, 12), (5, 1, 2, False, 14)]
 
 
 def test_a_step_without_tokens_may_lie_between() -> None:

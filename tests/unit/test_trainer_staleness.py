@@ -43,12 +43,12 @@ def lake_of(folder: Path, **runs: list[EpisodeRecord]) -> Lake:
 def trained(lk: Lake, **fields: Any) -> tuple[dict[tuple[str, int], int | None], dict[str, int]]:
     """(task, step) -> staleness of what is trained, and what is dropped by reason."""
     snapshot = lk.snapshot()
-    found = select(snapshot, config(**fields), Needs())
+    selection = select(snapshot, config(**fields), Needs())
     tasks = snapshot.scan("episodes").select("episode_id", "task_id").collect()
-    rows = found.members.filter(pl.col("trained")).join(tasks, on="episode_id")
+    rows = selection.members.filter(pl.col("trained")).join(tasks, on="episode_id")
     return (
         {(task, step): behind for task, step, behind in rows.select("task_id", "step_index", "staleness").iter_rows()},
-        dict(found.drops.select("reason", "steps").iter_rows()),
+        dict(selection.drops.select("reason", "steps").iter_rows()),
     )
 
 
@@ -86,11 +86,11 @@ def test_versions_are_compared_inside_a_collecting_run_only(tmp_path: Path) -> N
 def test_steps_above_the_limit_are_dropped_and_unknown_ones_stay(tmp_path: Path) -> None:
     versions = episode("known", None, (None, 2, None), (None, 3, None), (None, 5, None))
     lk = lake_of(tmp_path, a=[versions, episode("unknown", None, (None, None, None))])
-    for limit, left in ((None, 4), (3, 4), (2, 3), (0, 2)):
-        found, drops = trained(lk, max_staleness=limit)
-        assert len(found) == left
-        assert drops == ({"stale": 4 - left} if left < 4 else {})
-        assert found["unknown", 0] is None
+    for limit, n_remaining in ((None, 4), (3, 4), (2, 3), (0, 2)):
+        selection, drops = trained(lk, max_staleness=limit)
+        assert len(selection) == n_remaining
+        assert drops == ({"stale": 4 - n_remaining} if n_remaining < 4 else {})
+        assert selection["unknown", 0] is None
 
 
 def test_unknown_versions_can_be_dropped_too(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_batches_say_how_old_each_token_is(tmp_path: Path) -> None:
             assert batch.staleness_N is None
         else:
             assert batch.staleness_N is not None
-            found = ["nan" if np.isnan(value) else value for value in batch.staleness_N.tolist()]
-            assert sorted(found, key=str) == sorted(expected, key=str)
+            staleness = ["nan" if np.isnan(value) else value for value in batch.staleness_N.tolist()]
+            assert sorted(staleness, key=str) == sorted(expected, key=str)
 
 
 def test_spans_are_stored_as_json(tmp_path: Path) -> None:

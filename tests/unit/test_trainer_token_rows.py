@@ -37,24 +37,24 @@ class Compacted:
         return self._files
 
 
-def found(snapshot: Any, *episodes: int) -> list[tuple[int, int, int, int]]:
-    wanted = pl.DataFrame(
+def locate_rows(snapshot: Any, *episodes: int) -> list[tuple[int, int, int, int]]:
+    expected = pl.DataFrame(
         {"episode_id": episodes, "num_steps": 2}, schema={"episode_id": pl.Int64, "num_steps": pl.Int32}
     )
-    rows = pl.concat(read_token_rows(snapshot, Portions(wanted)))
+    rows = pl.concat(read_token_rows(snapshot, Portions(expected)))
     return rows.select("episode_id", "step_index", "file", "row").rows()
 
 
 def test_rows_are_sorted_and_know_their_place(tmp_path: Path) -> None:
     snapshot = Compacted(tmp_path, [[(9, 1, 7), (9, 0, 7)], [(3, 0, 8), (5, 0, 8), (3, 1, 8)]], dead=set())
-    assert found(snapshot, 3, 9) == [(3, 0, 1, 0), (3, 1, 1, 2), (9, 0, 0, 1), (9, 1, 0, 0)]
+    assert locate_rows(snapshot, 3, 9) == [(3, 0, 1, 0), (3, 1, 1, 2), (9, 0, 0, 1), (9, 1, 0, 0)]
 
 
 def test_dead_rows_do_not_exist_and_do_not_shift_the_others(tmp_path: Path) -> None:
     snapshot = Compacted(tmp_path, [[(3, 0, 6), (3, 0, 7), (3, 1, 6), (3, 1, 7)]], dead={6})
-    assert found(snapshot, 3) == [(3, 0, 0, 1), (3, 1, 0, 3)]
+    assert locate_rows(snapshot, 3) == [(3, 0, 0, 1), (3, 1, 0, 3)]
 
 
 def test_a_row_that_was_written_twice_counts_once(tmp_path: Path) -> None:
     snapshot = Compacted(tmp_path, [[(3, 0, 7), (3, 1, 7)], [(3, 0, 6), (3, 1, 6)]], dead=set())
-    assert found(snapshot, 3) == [(3, 0, 1, 0), (3, 1, 1, 1)]
+    assert locate_rows(snapshot, 3) == [(3, 0, 1, 0), (3, 1, 1, 1)]

@@ -1,4 +1,4 @@
-"""Settings of `trajlake train`: a file, then --set, then flags; what nobody would hear is refused."""
+"""Settings of `trajlake train`: a file, then --set, then flags; what no one would hear is refused."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ from pydantic import BaseModel
 
 from lake.cli import trajlake
 from lake.errors import UsageError
-from lake.settings import models_in
+from lake.settings import add_flags, models_in
 from trainer.commands import train
 from trainer.config import TrainConfig
 from trainer.losses import LOSSES
 from trainer.losses.awr import AWR
 from trainer.losses.dpo import DPO
 from trainer.losses.sft import SFT
-from trainer.train_settings import build_config, flag_of, layer_settings, parse_settings, read_settings, read_stages
+from trainer.train_settings import build_config, layer_settings, parse_settings, read_settings, read_stages
 
 STAGES = """
 [trainer]
@@ -50,18 +50,18 @@ def in_file(folder: Path, text: str) -> str:
 
 
 def stages_of(folder: Path, text: str, *pairs: str) -> dict[str, TrainConfig]:
-    stages = read_stages(read_settings(in_file(folder, text), parse_settings(pairs, {})))
+    stages = read_stages(read_settings(in_file(folder, text), parse_settings(pairs)))
     return {stage.name: stage.config for stage in stages}
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Every field that can be set, dotted."""
-    found = []
+    names = []
     for name, field in model.model_fields.items():
-        found.append(f"{prefix}{name}")
+        names.append(f"{prefix}{name}")
         for inner in models_in(field.annotation):
-            found += [] if "tuple" in str(field.annotation) else fields(inner, f"{prefix}{name}.")
-    return found
+            names += [] if "tuple" in str(field.annotation) else fields(inner, f"{prefix}{name}.")
+    return names
 
 
 FIELDS = [("sft", field) for field in fields(TrainConfig) if not field.startswith("loss.")]
@@ -76,49 +76,39 @@ def test_set_reaches_every_field(loss: str, field: str) -> None:
     for name in field.split("."):
         value = value[name]
     text = value if isinstance(value, str) else json.dumps(value)
-    given = parse_settings((f"{field}={text}",), {})
+    given = parse_settings((f"{field}={text}",))
     settings = layer_settings({"model": "m", "loss": loss, "lora": {}, "validation": {"where": "w"}}, given)
     assert TrainConfig.model_validate(settings) == base
 
 
 def test_flags_come_last_and_the_file_first(tmp_path: Path) -> None:
     file = in_file(tmp_path, '[trainer]\nmodel = "m"\nepochs = 5\nseed = 1\n[trainer.loss]\nname = "awr"\nbeta = 0.5\n')
-    given = parse_settings(("epochs=4", "loss.max_weight=3"), {"seed": 2, "validation.where": "a"})
-    config = build_config(read_settings(file, given))
+    settings = add_flags(parse_settings(("epochs=4", "loss.max_weight=3")), {"seed": 2, "where": "a"}, train.flags)
+    config = build_config(read_settings(file, settings))
     assert (config.epochs, config.seed, config.loss) == (4, 2, AWR(beta=0.5, max_weight=3.0))
-    assert config.validation is not None
-    assert config.validation.where == "a"
+    assert config.where == "a"
 
 
 @pytest.mark.parametrize(
     ("pairs", "flags", "fault"),
     [
         (("epochs=4",), {"epochs": 3}, "--epochs and --set epochs say the same thing twice"),
-        (("validation.where=a",), {"validation.where": "b"}, "--validate and --set validation.where say"),
         (("learning_rate=1",), {"learning_rate": 1.0}, "--lr and --set learning_rate say"),
         (("loss=awr",), {"loss.name": "sft"}, "--loss and --set loss.name say the same thing twice"),
-        (("loss.unit=turn",), {"loss.unit": "turn"}, "--unit and --set loss.unit say"),
         (("epochs",), {}, "is not a setting"),
     ],
 )
 def test_what_is_said_twice_or_not_at_all_is_refused(pairs: tuple[str, ...], flags: dict[str, Any], fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
-        parse_settings(pairs, flags)
-
-
-def test_every_flag_has_its_name() -> None:
-    flags = {flag for option in train.params for flag in option.opts}
-    named = {"model", "learning_rate", "validation.where", "live_only", "max_staleness"}
-    named |= {"loss.name", "loss.unit", "loss.aggregation"}
-    assert {flag_of(field) for field in named} <= flags
+        add_flags(parse_settings(pairs), flags, train.flags)
 
 
 def test_stages_take_what_they_do_not_set_also_inside_a_section(tmp_path: Path) -> None:
-    found = stages_of(tmp_path, STAGES)
-    assert found["rl"].loss == AWR(beta=0.5, max_weight=5.0)
-    assert found["sft"].loss == SFT(), "another loss than that of [trainer] begins with its own defaults"
+    configs = stages_of(tmp_path, STAGES)
+    assert configs["rl"].loss == AWR(beta=0.5, max_weight=5.0)
+    assert configs["sft"].loss == SFT(), "another loss than that of [trainer] begins with its own defaults"
     for name, patience in (("sft", None), ("rl", 2)):
-        validation = found[name].validation
+        validation = configs[name].validation
         assert validation is not None
         assert (validation.where, validation.every, validation.patience) == ("task_id = 'a'", 5, patience)
 
@@ -137,8 +127,8 @@ def test_what_no_stage_hears_is_refused(tmp_path: Path, pair: str, fault: str) -
 
 
 def test_the_command_line_sets_options_of_the_stages_that_have_the_loss(tmp_path: Path) -> None:
-    found = stages_of(tmp_path, STAGES, "loss.name=awr", "loss.beta=0.25")
-    assert (found["sft"].loss, found["rl"].loss) == (SFT(), AWR(beta=0.25, max_weight=5.0))
+    configs = stages_of(tmp_path, STAGES, "loss.name=awr", "loss.beta=0.25")
+    assert (configs["sft"].loss, configs["rl"].loss) == (SFT(), AWR(beta=0.25, max_weight=5.0))
 
 
 def test_what_a_stage_sets_and_its_loss_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -148,8 +138,8 @@ def test_what_a_stage_sets_and_its_loss_does_not_have_is_refused(tmp_path: Path)
 
 
 def test_what_a_stage_takes_from_above_and_never_reads_is_left_out(tmp_path: Path) -> None:
-    found = stages_of(tmp_path, STAGES.replace("epochs = 2", 'epochs = 2\nadvantages = "gigpo"'))
-    assert (found["sft"].advantages, found["rl"].advantages) == (None, "gigpo")
+    configs = stages_of(tmp_path, STAGES.replace("epochs = 2", 'epochs = 2\nadvantages = "gigpo"'))
+    assert (configs["sft"].advantages, configs["rl"].advantages) == (None, "gigpo")
 
 
 def test_options_of_a_loss_that_no_stage_has_are_refused(tmp_path: Path) -> None:
@@ -180,7 +170,8 @@ def test_a_run_needs_a_model_and_a_loss(settings: dict[str, Any], fault: str) ->
 def test_help_has_every_option_in_a_section_once() -> None:
     text = CliRunner().invoke(trajlake, ["train", "-h"]).stdout
     headings = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["Run", "Model", "Data", "Loss", "Course", "Options"]
+    settings = "Settings (--set KEY=VALUE, or [trainer] in the file of --config)"
+    assert headings == ["Run", "Training", "Options", settings]
     for option in train.params:
         assert isinstance(option, click.Option)
         assert text.count(f"  {option.opts[0]} ") == 1, option.opts[0]

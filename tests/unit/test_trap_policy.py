@@ -47,16 +47,16 @@ def test_a_packed_buffer_goes_in_with_positions_and_without_mask_or_cache(fields
     """A mask of ones, or the cache that models keep by default, would let sequences see each other."""
     model = random_model()
     policy = PackedPolicy(model, **fields)
-    seen: list[dict[str, Any]] = []
-    model.base_model.register_forward_pre_hook(lambda *call: seen.append(call[-1]), with_kwargs=True)
+    rows: list[dict[str, Any]] = []
+    model.base_model.register_forward_pre_hook(lambda *call: rows.append(call[-1]), with_kwargs=True)
     policy.logprobs(random_batch([3, 1, 4]))[0].sum().backward()  # type: ignore[no-untyped-call]
-    assert [(call["attention_mask"], call["use_cache"]) for call in seen] == [(None, False)] * len(seen)
-    assert [call["position_ids"].tolist() for call in seen] == [[[0, 1, 2, 0, 0, 1, 2, 3]]] * len(seen)
-    assert seen
+    assert [(call["attention_mask"], call["use_cache"]) for call in rows] == [(None, False)] * len(rows)
+    assert [call["position_ids"].tolist() for call in rows] == [[[0, 1, 2, 0, 0, 1, 2, 3]]] * len(rows)
+    assert rows
 
 
 def test_attention_never_compares_tokens_of_different_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call a sequence, of its own length and without a mask: no T x T array, whatever the buffer's length."""
+    """One call a sequence, of its own length and without a mask: no T x T array, for any length of the buffer."""
     from trainer.policy import attention
 
     real, calls = attention.scaled_dot_product_attention, []

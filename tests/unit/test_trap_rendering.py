@@ -82,7 +82,7 @@ def spans(template: str, *turns: ChatTurn) -> list[TurnText]:
     return Renderer(tokenizer(template)).render_turns(list(turns), None)
 
 
-def whole(template: str, *turns: ChatTurn) -> str:
+def render_whole(template: str, *turns: ChatTurn) -> str:
     messages = [message for turn in turns for message in [*turn.added, turn.action]]
     return str(tokenizer(template).apply_chat_template(messages, tokenize=False))
 
@@ -133,11 +133,11 @@ def test_tool_calls_cleared_from_the_history_open_a_sequence() -> None:
         turn(1, "It is open.", ("tool", "click")),
         turn(2, "Yes.", ("user", "Sure?")),
     ]
-    found = spans(LAST_CALLS_ONLY, *turns)
-    assert [span.extends for span in found] == [None, None, 1]
-    assert found[0].action == '[{"name": "look", "arguments": {"direction": "north"}}]<|im_end|>'
-    assert "north" not in found[1].context
-    assert "".join(span.context + span.action for span in found[1:]) + "\n" == whole(LAST_CALLS_ONLY, *turns)
+    texts = spans(LAST_CALLS_ONLY, *turns)
+    assert [span.extends for span in texts] == [None, None, 1]
+    assert texts[0].action == '[{"name": "look", "arguments": {"direction": "north"}}]<|im_end|>'
+    assert "north" not in texts[1].context
+    assert "".join(span.context + span.action for span in texts[1:]) + "\n" == render_whole(LAST_CALLS_ONLY, *turns)
 
 
 def test_thinking_that_the_prompt_opened_is_not_opened_again_in_the_action() -> None:
@@ -156,24 +156,24 @@ def test_thinking_stripped_from_earlier_turns_is_still_learned_where_it_was_thou
         turn(0, "Opening.", ("user", "Open the door"), reasoning_content="first\n"),
         turn(1, "Done.", ("user", "And?"), reasoning_content="second\n"),
     ]
-    found = spans(PROMPT_OPENS_THINKING, *turns)
-    assert [span.extends for span in found] == [None, None]
-    assert "first" in found[0].action
-    assert "first" not in found[1].context
-    assert "second" in found[1].action
+    texts = spans(PROMPT_OPENS_THINKING, *turns)
+    assert [span.extends for span in texts] == [None, None]
+    assert "first" in texts[0].action
+    assert "first" not in texts[1].context
+    assert "second" in texts[1].action
 
 
 def test_results_of_parallel_tools_are_written_as_the_whole_chat_writes_them() -> None:
-    """Message by message each result would get a turn of its own, and other tokens."""
+    """Message by message each result would get its own turn, and other tokens."""
     turns = [
         turn(0, "", ("user", "Look around"), tool_calls=[call(at="door"), call(at="garden")]),
         turn(1, "Two things.", ("tool", "a door"), ("tool", "a garden")),
         turn(2, "Yes.", ("user", "Sure?")),
     ]
-    found = spans(TOOL_RESULTS_JOINED, *turns)
-    assert "".join(span.context + span.action for span in found) + "\n" == whole(TOOL_RESULTS_JOINED, *turns)
-    assert [span.extends for span in found] == [None, 0, 1]
-    assert found[1].context.count("<|im_start|>user") == 1
+    texts = spans(TOOL_RESULTS_JOINED, *turns)
+    assert "".join(span.context + span.action for span in texts) + "\n" == render_whole(TOOL_RESULTS_JOINED, *turns)
+    assert [span.extends for span in texts] == [None, 0, 1]
+    assert texts[1].context.count("<|im_start|>user") == 1
 
 
 @pytest.mark.parametrize("marked", [False, True])
@@ -181,32 +181,32 @@ def test_actions_are_found_without_the_generation_blocks_of_a_template(marked: b
     """transformers' return_assistant_tokens_mask needs them and gives zeros without; nothing here asks for it."""
     body = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n" if marked else "{{ m.content }}<|im_end|>\n"
     plain = "{{ m.content }}<|im_end|>\n"
-    chosen = "{% if m.role == 'assistant' %}" + body + "{% else %}" + plain + "{% endif %}"
-    template = CONTENT_ONLY.replace(plain, chosen)
+    template_text = "{% if m.role == 'assistant' %}" + body + "{% else %}" + plain + "{% endif %}"
+    template = CONTENT_ONLY.replace(plain, template_text)
     turns = [turn(0, "It is open.", ("user", "Open the door")), turn(1, "Yes.", ("user", "Sure?"))]
     assert [span.action for span in spans(template, *turns)] == ["It is open.<|im_end|>", "Yes.<|im_end|>"]
 
 
 def test_agents_that_take_turns_have_a_conversation_each() -> None:
-    """Text of interleaved sub-agents: neither sees what the other was told or said."""
+    """Text of interleaved sub-agents: neither sees the other's messages."""
     turns = [
         ChatTurn(0, [{"role": "user", "content": "Open"}], {"role": "assistant", "content": "A0"}, "a"),
         ChatTurn(1, [{"role": "user", "content": "Look"}], {"role": "assistant", "content": "B0"}, "b"),
         ChatTurn(2, [{"role": "user", "content": "And?"}], {"role": "assistant", "content": "A1"}, "a"),
         ChatTurn(3, [{"role": "user", "content": "See?"}], {"role": "assistant", "content": "B1"}, "b"),
     ]
-    found = spans(CHAT_TEMPLATE, *turns)
-    assert [span.extends for span in found] == [None, None, 0, 1]
+    texts = spans(CHAT_TEMPLATE, *turns)
+    assert [span.extends for span in texts] == [None, None, 0, 1]
     for mine in (0, 1):
-        text = "".join(span.context + span.action for span in found[mine::2])
-        assert text + "\n" == whole(CHAT_TEMPLATE, *turns[mine::2])
-    rows = list(Renderer(tokenizer(CHAT_TEMPLATE)).build_rows(5, found, {}))
+        text = "".join(span.context + span.action for span in texts[mine::2])
+        assert text + "\n" == render_whole(CHAT_TEMPLATE, *turns[mine::2])
+    rows = list(Renderer(tokenizer(CHAT_TEMPLATE)).build_rows(5, texts, {}))
     lengths = [row["n_context"] + row["n_action"] for row in rows]
     assert [row["prefix_length"] for row in rows] == [0, 0, lengths[0], lengths[1]]
 
 
 def test_a_call_with_a_history_of_its_own_is_not_shown_what_was_said_before() -> None:
-    """As the recorder notes it: step 1 opens a conversation, 2 goes on from step 0, 3 from the one before."""
+    """As the recorder notes it: step 1 opens a conversation, 2 continues from step 0, 3 from the one before."""
     notes = [{}, {"history": "rewritten", "tools": [{"name": "look"}]}, {"follows": 0}, {}, {"follows": 9}]
     rows = [
         {
@@ -221,25 +221,25 @@ def test_a_call_with_a_history_of_its_own_is_not_shown_what_was_said_before() ->
         }
         for index, note in enumerate(notes)
     ]
-    found = spans(CHAT_TEMPLATE, *read_turns("[]", rows))
-    assert [span.extends for span in found] == [None, None, 0, 2, 3], "a step that is not there is not followed"
-    assert "Q0" not in found[1].context
-    assert ["look" in span.context for span in found] == [False, True, False, False, False]
+    texts = spans(CHAT_TEMPLATE, *read_turns("[]", rows))
+    assert [span.extends for span in texts] == [None, None, 0, 2, 3], "a step that is not there is not followed"
+    assert "Q0" not in texts[1].context
+    assert ["look" in span.context for span in texts] == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize(
     ("reason", "learned"), [("length", False), ("max_tokens", False), ("stop", True), (None, True)]
 )
 def test_an_action_that_was_cut_off_does_not_teach_to_stop_there(reason: str | None, learned: bool) -> None:
-    """The template writes an end token that nobody sampled: it is there, as context."""
+    """The template writes an end token that no one sampled: it is there, as context."""
     row = {"step_index": 0, "context": None, "state": "Go", "state_role": None, "action": "It is", "reasoning": None}
     turns = read_turns(None, [row | {"tool_calls": None, "finish_reason": reason}])
     renderer = Renderer(tokenizer(CHAT_TEMPLATE))
-    (found,) = renderer.build_rows(5, renderer.render_turns(turns, None), {})
+    (only_row,) = renderer.build_rows(5, renderer.render_turns(turns, None), {})
     end = tokenizer(CHAT_TEMPLATE).eos_token_id
-    assert found["action_ids"][-1] == end
-    assert found["action_mask"] == [True] * (found["n_action"] - 1) + [learned]
-    assert found["n_trained"] == found["n_action"] - (not learned)
+    assert only_row["action_ids"][-1] == end
+    assert only_row["action_mask"] == [True] * (only_row["n_action"] - 1) + [learned]
+    assert only_row["n_trained"] == only_row["n_action"] - (not learned)
 
 
 def test_without_an_end_token_in_the_template_a_cut_action_is_all_there_is() -> None:
@@ -247,8 +247,8 @@ def test_without_an_end_token_in_the_template_a_cut_action_is_all_there_is() -> 
     bare += "{% if add_generation_prompt %}[assistant]{% endif %}"
     cut = ChatTurn(0, [{"role": "user", "content": "Go"}], {"role": "assistant", "content": "It is"}, is_cut=True)
     renderer = Renderer(tokenizer(bare))
-    (found,) = renderer.build_rows(5, renderer.render_turns([cut], None), {})
-    assert all(found["action_mask"])
+    (row,) = renderer.build_rows(5, renderer.render_turns([cut], None), {})
+    assert all(row["action_mask"])
 
 
 def test_reasoning_that_a_template_does_not_write_is_noticed() -> None:
@@ -260,23 +260,23 @@ def test_reasoning_that_a_template_does_not_write_is_noticed() -> None:
 
 
 def test_a_turn_may_end_by_another_marker_than_the_tokenizers_end_token() -> None:
-    """Gemma: <eos> ends documents, <end_of_turn> ends turns, and the newline after it is nobody's action."""
+    """Gemma: <eos> ends documents, <end_of_turn> ends turns, and the newline after it is no one's action."""
     gemma = CONTENT_ONLY.replace("<|im_end|>", "<end_of_turn>")
     fast = build_tokenizer(["Open the door, please."], 320)
     fast.chat_template = gemma
     fast.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
     renderer = Renderer(fast)
     turns = [turn(0, "It is open.", ("user", "Open the door")), turn(1, "Yes.", ("user", "Sure?"))]
-    found = renderer.render_turns(turns, None)
-    assert [span.action for span in found] == ["It is open.<end_of_turn>", "Yes.<end_of_turn>"]
-    assert found[1].context.startswith("\n<|im_start|>user")
+    texts = renderer.render_turns(turns, None)
+    assert [span.action for span in texts] == ["It is open.<end_of_turn>", "Yes.<end_of_turn>"]
+    assert texts[1].context.startswith("\n<|im_start|>user")
     (row,) = renderer.build_rows(5, renderer.render_turns([replace(turns[0], is_cut=True)], None), {})
     assert row["action_mask"] == [True] * (row["n_action"] - 1) + [False]
 
 
 @pytest.mark.parametrize("swallows", [False, True])
 def test_no_space_slips_in_where_a_tokenizer_puts_one_before_every_text(swallows: bool) -> None:
-    """Sentencepiece, as of Llama 2: each turn encoded by itself would begin with a space that the chat lacks."""
+    """Sentencepiece, as of Llama 2: each turn encoded alone would begin with a space that the chat lacks."""
     pieces = ["<|im_end|>", *"\u2581\nabcdeghinopqrstuxyOY|<>_.?"]
     model = tokenizers.models.BPE({piece: number for number, piece in enumerate(pieces)}, [])
     plain = tokenizers.Tokenizer(model)
@@ -324,18 +324,18 @@ def test_parts_of_text_are_joined_and_never_written_as_python_writes_a_list(temp
     """As list of parts, as one part, and as text: three ways of writing one message."""
     first = json.dumps([{"role": "user", "content": PARTS[:1]}])
     as_text = [{"role": role, "content": "Look.\nWhat do you see?\nSay."}]
-    found = [
+    texts = [
         spans(template, *read_turns(first, [step_of([{"role": role, "content": content}])]))
         for content in (PARTS, {"type": "text", "text": as_text[0]["content"]}, as_text[0]["content"])
     ]
-    assert found[0] == found[1] == found[2]
-    text = "".join(span.context + span.action for span in found[0])
+    assert texts[0] == texts[1] == texts[2]
+    text = "".join(span.context + span.action for span in texts[0])
     assert "Look.\nWhat do you see?\nSay." in text
     assert "{" not in text.replace("<|im_start|>", "")
 
 
 @pytest.mark.parametrize(
-    ("part", "what"),
+    ("part", "fragment"),
     [
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "a part of type 'image_url'"),
         ({"type": "unheard_of", "text": "x"}, "a part of type 'unheard_of'"),
@@ -346,13 +346,13 @@ def test_parts_of_text_are_joined_and_never_written_as_python_writes_a_list(temp
         (None, "a value of type NoneType"),
     ],
 )
-def test_content_that_is_no_text_is_refused_with_its_place(part: Any, what: str) -> None:
+def test_content_that_is_no_text_is_refused_with_its_place(part: Any, fragment: str) -> None:
     later = [{"role": "user", "content": "hi"}, {"role": "tool", "content": [PARTS[0], part]}]
-    with pytest.raises(UnrenderableError) as told:
+    with pytest.raises(UnrenderableError) as error:
         read_turns(None, [step_of([]), step_of(later, step_index=1)])
-    assert (told.value.reason, told.value.position) == (
+    assert (error.value.reason, error.value.position) == (
         "content_not_text",
-        f"step 1, message 1 of its context (tool): {what}",
+        f"step 1, message 1 of its context (tool): {fragment}",
     )
     with pytest.raises(UnrenderableError, match=r"message 0 of initial_messages \(system\)"):
         read_turns(json.dumps([{"role": "system", "content": [part]}]), [step_of([])])

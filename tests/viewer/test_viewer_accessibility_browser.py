@@ -57,14 +57,14 @@ def pages(lk: Lake) -> Iterator[tuple[str, str]]:
     """Every page: its address and its heading."""
     query = "SELECT group_id, list(episode_id ORDER BY rollout_index) FROM episodes WHERE task_id = 'many' GROUP BY ALL"
     group, siblings = lk.sql(f"{query} LIMIT 1").row(0)
-    one, other = (ids.to_text(episode) for episode in siblings[:2])
+    first, second = (ids.to_text(episode) for episode in siblings[:2])
     job = lk.sql("SELECT any_value(job_id) FROM job_runs WHERE kind = 'credit'").item()
     yield "/", "Runs"
     yield "/episodes?facets=true", "Episodes"
-    yield f"/episode?episode={one}&step=0", "Episode"
+    yield f"/episode?episode={first}&step=0", "Episode"
     yield "/groups", "Groups"
     yield f"/group?group={ids.to_text(group)}", "Group"
-    yield f"/compare?episode={one}&episode={other}", "Side by side"
+    yield f"/compare?episode={first}&episode={second}", "Side by side"
     yield "/anchors", "Anchors"
     yield "/training?update=1", "Training"
     yield f"/change?a_run={RUN}&a_rounds=0&b_run={RUN}&b_rounds=1", "What changed"
@@ -77,56 +77,56 @@ def pages(lk: Lake) -> Iterator[tuple[str, str]]:
 
 def faults(page: Any) -> list[str]:
     """What axe finds that keeps readers out, but for what Streamlit alone can change."""
-    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
-    said = [
+    violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    messages = [
         f"{rule['id']}: {' '.join(map(str, node['target']))} ({node['failureSummary']})"
-        for rule in found
+        for rule in violations
         if rule["impact"] in ("serious", "critical")
         for node in rule["nodes"]
     ]
-    return [fault for fault in said if not any(fault.startswith(known) for known in STREAMLIT)]
+    return [fault for fault in messages if not any(fault.startswith(prefix) for prefix in STREAMLIT)]
 
 
 def lasting(page: Any, faults_now: str) -> list[str]:
     """Faults of a page that do not pass: one that takes up a theme runs again, and its styles with it."""
     with suppress(BrowserError):
         page.wait_for_function(f"() => ({faults_now}).length === 0", timeout=10_000)
-    found: list[str] = page.evaluate(faults_now)
-    return found
+    texts: list[str] = page.evaluate(faults_now)
+    return texts
 
 
 @pytest.mark.parametrize(
-    ("every", "turn"),
+    ("is_everything", "turn"),
     [
         pytest.param(False, 0, id="kinds"),
         pytest.param(True, 0, id="all", marks=pytest.mark.slow("every page is readable, half of them dark")),
         pytest.param(True, 1, id="all, turned", marks=pytest.mark.slow("every page is readable, the other half dark")),
     ],
 )
-def test_nothing_keeps_readers_out_of_a_page(page: Any, lk: Lake, every: bool, turn: int) -> None:
+def test_nothing_keeps_readers_out_of_a_page(page: Any, lk: Lake, is_everything: bool, turn: int) -> None:
     """One half is light, the other dark; widths take turns."""
-    said: dict[str, list[str]] = {}
-    walked = [(path, heading) for path, heading in pages(lk) if every or path.partition("?")[0] in KINDS]
-    assert every or len(walked) == len(KINDS)
+    faults_by_page: dict[str, list[str]] = {}
+    walked = [(path, heading) for path, heading in pages(lk) if is_everything or path.partition("?")[0] in KINDS]
+    assert is_everything or len(walked) == len(KINDS)
     for number, (path, heading) in enumerate(walked):
         scheme = SCHEMES[(2 * number // len(walked) + turn) % 2]
         width = WIDTHS[(number + turn) % 2]
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         go(page, path, heading)
-        found = faults(page)
+        faults_found = faults(page)
         if (background_of(page) == "dark") != (scheme == "dark"):
-            found.append(f"does not follow the scheme {scheme}")
+            faults_found.append(f"does not follow the scheme {scheme}")
         overflow = "document.querySelector('[data-testid=stMain]')"
         if page.evaluate(f"{overflow}.scrollWidth > {overflow}.clientWidth"):
-            found.append("is wider than the window")
+            faults_found.append("is wider than the window")
         if (nodes := page.evaluate("document.querySelectorAll('*').length")) >= MOST_NODES:
-            found.append(f"has {nodes} elements")
-        found += lasting(page, SMALL_CHIPS)
-        found += lasting(page, CUT)
-        if found:
-            said[f"{path} at {width}, {scheme}"] = found
-    assert said == {}
+            faults_found.append(f"has {nodes} elements")
+        faults_found += lasting(page, SMALL_CHIPS)
+        faults_found += lasting(page, CUT)
+        if faults_found:
+            faults_by_page[f"{path} at {width}, {scheme}"] = faults_found
+    assert faults_by_page == {}
 
 
 def background_of(page: Any) -> str:

@@ -35,9 +35,9 @@ def test_a_queue_is_walked_by_keys_and_survives_a_reload(page: Any, lk: Lake) ->
     page.reload()
     settled(page, "Episode")
     page.get_by_text("3 of 4 left to label").wait_for()
-    here = address(page)["episode"]
+    episode_text = address(page)["episode"]
     page.keyboard.press("n")
-    page.wait_for_function(f"!location.search.includes('{here}')")
+    page.wait_for_function(f"!location.search.includes('{episode_text}')")
     page.get_by_text("3 of 4 left to label").wait_for()
 
 
@@ -50,23 +50,23 @@ def test_names_are_completed_and_rows_are_opened_as_a_list(page: Any) -> None:
     field = page.get_by_role("textbox", name="One SELECT")
     field.fill("")
     field.press_sequentially("sel")
-    offered = page.get_by_role("listbox", name="Completions")
-    offered.get_by_role("option", name="SELECT").first.wait_for()
+    completions = page.get_by_role("listbox", name="Completions")
+    completions.get_by_role("option", name="SELECT").first.wait_for()
     page.keyboard.press("Escape")
-    offered.wait_for(state="detached")
+    completions.wait_for(state="detached")
     field.fill("SELECT e. FROM episodes AS e WHERE e.task_id = 'mixed' ORDER BY ALL DESC")
     field.evaluate("field => field.setSelectionRange(9, 9)")
     field.press_sequentially("episode")
-    offered.get_by_role("option", name="episode_id bigint", exact=True).wait_for()
+    completions.get_by_role("option", name="episode_id bigint", exact=True).wait_for()
     page.keyboard.press("Tab")
-    offered.wait_for(state="detached")
+    completions.wait_for(state="detached")
     assert field.input_value().startswith("SELECT e.episode_id FROM")
     page.keyboard.press("Control+Enter")
     page.get_by_role("link", name="Open as list: 8 episodes").click()
     settled(page, "Episodes")
     page.get_by_text("1 to 8 of 8 episodes").wait_for()
-    found = [row.split()[-2] for row in rows_of(page, "Episodes").all_inner_texts()]
-    assert found == sorted(found, reverse=True)
+    words_seen = [row.split()[-2] for row in rows_of(page, "Episodes").all_inner_texts()]
+    assert words_seen == sorted(words_seen, reverse=True)
 
 
 @pytest.mark.slow("newer episodes are read without losing the place in a list")

@@ -33,12 +33,12 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     records = []
     for task in range(3):
         for index in range(4):
-            one = rollout(f"t{task}", index, float(draw.randint(0, 2)), num_steps=6)
-            for step in one.steps:
+            record = rollout(f"t{task}", index, float(draw.randint(0, 2)), num_steps=6)
+            for step in record.steps:
                 step.state = draw.choice(TEXTS)
                 step.state_is_error = step.state.startswith("Error")
                 step.action = f"go {draw.randint(0, 30)}"
-            records.append(one)
+            records.append(record)
     lk = build_lake(tmp_path_factory.mktemp("anchors"), records)
     add_credit(lk)
     return lk
@@ -55,23 +55,23 @@ def visits(lk: Lake) -> dict[int, list[dict[str, Any]]]:
     steps = {(row["episode_id"], row["step_index"]): row for row in lk.snapshot().scan("steps").collect().to_dicts()}
     by_group = defaultdict(list)
     for row in lk.snapshot().scan("advantages").collect().to_dicts():
-        place = (row["episode_id"], row["step_index"])
-        before = steps.get((place[0], place[1] - 1))
-        seen = {"state": steps[place]["state"], "action": steps[place]["action"]}
+        key = (row["episode_id"], row["step_index"])
+        before = steps.get((key[0], key[1] - 1))
+        fields = {"state": steps[key]["state"], "action": steps[key]["action"]}
         led = {"led_here": None if before is None else before["action"]}
-        by_group[row["anchor_key"], row["group_id"]].append(row | seen | led)
-    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        by_group[row["anchor_key"], row["group_id"]].append(row | fields | led)
+    visits_by_state: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for (anchor, _), rows in by_group.items():
         if len({row["episode_id"] for row in rows}) > 1:
-            found[anchor] += rows
-    return found
+            visits_by_state[anchor] += rows
+    return visits_by_state
 
 
 def by_group(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    found = defaultdict(list)
+    visits_by_state = defaultdict(list)
     for row in rows:
-        found[row["group_id"]].append(row)
-    return list(found.values())
+        visits_by_state[row["group_id"]].append(row)
+    return list(visits_by_state.values())
 
 
 def spread(rows: list[dict[str, Any]]) -> float:
@@ -84,11 +84,11 @@ def weight(rows: list[dict[str, Any]]) -> float:
 
 
 def test_every_figure_of_a_state(snap: Reader, visits: dict[int, list[dict[str, Any]]]) -> None:
-    found = anchors.read_states(snap, find_credit(snap), ALL)
-    assert found["share"].to_list() == sorted(found["share"], reverse=True)
-    assert sorted(found["anchor_key"]) == sorted(visits)
-    whole = sum(map(weight, visits.values()))
-    for row in found.to_dicts():
+    frame = anchors.read_states(snap, find_credit(snap), ALL)
+    assert frame["share"].to_list() == sorted(frame["share"], reverse=True)
+    assert sorted(frame["anchor_key"]) == sorted(visits)
+    total = sum(map(weight, visits.values()))
+    for row in frame.to_dicts():
         mine = visits[row["anchor_key"]]
         groups = by_group(mine)
         assert row["state"] == mine[0]["state"]
@@ -98,7 +98,7 @@ def test_every_figure_of_a_state(snap: Reader, visits: dict[int, list[dict[str, 
             len({visit["episode_id"] for visit in mine}),
         )
         assert row["spread"] == pytest.approx(sum(map(spread, groups)) / len(groups))
-        assert row["share"] == pytest.approx(weight(mine) / whole)
+        assert row["share"] == pytest.approx(weight(mine) / total)
         assert row["actions"] == len({visit["action"] for visit in mine})
         assert row["ways_in"] == len({visit["led_here"] for visit in mine} - {None})
         assert row["states"] == 1
@@ -116,8 +116,8 @@ def test_how_much_is_shared(lk: Lake, snap: Reader, visits: dict[int, list[dict[
 class Counting(Reader):
     """A reader that knows what it was asked."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.asked: list[str] = []
 
     def sql(self, query: str, params: Any = None) -> pl.DataFrame:
@@ -131,10 +131,10 @@ def test_a_whole_list_goes_through_the_advantages_once(
 ) -> None:
     monkeypatch.setitem(download.LISTS, "anchors", 2)
     reader = Counting(lk.snapshot())
-    parts = list(download.read_list(reader, "anchors", {"credit": "gigpo", "sort": order}))
-    assert [part.height for part in parts] == [2, 2, 1], "five states"
+    frames = list(download.read_list(reader, "anchors", {"credit": "gigpo", "sort": order}))
+    assert [part.height for part in frames] == [2, 2, 1], "five states"
     expected = anchors.read_states(snap, find_credit(snap), ALL, Sort.parse(order))
-    assert pl.concat(parts).equals(format_ids(expected))
+    assert pl.concat(frames).equals(format_ids(expected))
     through_all = [query for query in reader.asked if "GROUP BY anchor_key, group_id" in query]
     assert len(through_all) == 1
 
@@ -152,14 +152,14 @@ def test_the_groups_of_a_state(snap: Reader, visits: dict[int, list[dict[str, An
     credit = find_credit(snap)
     for anchor, mine in visits.items():
         expected = {rows[0]["group_id"]: rows for rows in by_group(mine)}
-        found = anchors.read_groups(snap, credit, anchor, ALL).to_dicts()
-        assert anchors.count_siblings(snap, credit, anchor)["groups"] == len(found)
-        for row in found:
+        actual = anchors.read_groups(snap, credit, anchor, ALL).to_dicts()
+        assert anchors.count_siblings(snap, credit, anchor)["groups"] == len(actual)
+        for row in actual:
             steps = anchors.read_visits(snap, row["group_id"], anchor, credit, ALL)
             assert anchors.count_visits(snap, row["group_id"], anchor, credit) == steps.height == row["size"]
-        assert {row["group_id"] for row in found} == expected.keys()
-        assert [row["weight"] for row in found] == sorted((row["weight"] for row in found), reverse=True)
-        for row in found:
+        assert {row["group_id"] for row in actual} == expected.keys()
+        assert [row["weight"] for row in actual] == sorted((row["weight"] for row in actual), reverse=True)
+        for row in actual:
             rows = expected[row["group_id"]]
             assert (row["run_id"], row["size"]) == (RUN, len(rows))
             assert row["weight"] == pytest.approx(weight(rows))
@@ -193,11 +193,11 @@ def test_from_a_state_to_the_steps_of_a_group(lk: Lake, monkeypatch: pytest.Monk
 def test_other_definitions_are_shown_as_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lk = build_lake(tmp_path)
     add_credit(lk)
-    asked = ["anchors", "--lake", lk.uri, "--groups", "3", "--format", "json"]
+    anchors_command = ["anchors", "--lake", lk.uri, "--groups", "3", "--format", "json"]
     before = lk.snapshot().versions
-    figures = json.loads(CliRunner().invoke(trajlake, asked, catch_exceptions=False).stdout)
+    figures = json.loads(CliRunner().invoke(trajlake, anchors_command, catch_exceptions=False).stdout)
     assert lk.snapshot().versions == before, "nothing is kept unasked"
-    CliRunner().invoke(trajlake, [*asked, "--keep"], catch_exceptions=False)
+    CliRunner().invoke(trajlake, [*anchors_command, "--keep"], catch_exceptions=False)
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
     at = open_page("anchors")
     assert column(at, "definitions", "anchors") == [row["anchors"] for row in figures]
@@ -216,7 +216,7 @@ def test_other_definitions_are_shown_as_they_were_measured(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("parameters", "fragment"),
     [
         ({"anchor": "x"}, "is not the id of an anchor."),
         ({"anchor": "0000000000000"}, "No siblings share a state"),
@@ -224,10 +224,10 @@ def test_other_definitions_are_shown_as_they_were_measured(tmp_path: Path, monke
     ],
 )
 def test_wrong_addresses_are_answered_in_words(
-    lk: Lake, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], said: str
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, parameters: dict[str, str], fragment: str
 ) -> None:
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
-    assert any(said in warning.value for warning in open_page("anchors", **given).warning)
+    assert any(fragment in warning.value for warning in open_page("anchors", **parameters).warning)
 
 
 def test_a_lake_without_credit_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,15 +107,15 @@ def test_a_queue_is_what_nobody_or_an_author_has_not_labelled(lk: Lake) -> None:
     annotate(lk, [Annotation(episode_id=mixed[3], label="other", value=1.0)], "ann")
     snap = Reader(lk.snapshot())
     for by, done in (("ann", [1]), ("bob", [2]), (None, [1, 2]), ("eve", [])):
-        wanted = EpisodeFilter(task="mixed", unlabelled=("ok", by))
-        left = [one for place, one in enumerate(mixed) if place not in done]
-        assert episodes.list_episodes(snap, wanted, SHORT_FIRST).to_list() == left
-        for place, one in enumerate(mixed):
-            found = annotations.read_queue(snap, wanted, SHORT_FIRST, one)
-            assert (found.unlabelled, found.total, found.first) == (len(left), len(mixed), left[0])
-            before = [other for other in mixed[:place] if other in left]
-            after = [other for other in mixed[place + 1 :] if other in left]
-            assert (found.previous, found.next) == (before[-1] if before else None, after[0] if after else None)
+        condition = EpisodeFilter(task="mixed", unlabelled=("ok", by))
+        remaining = [episode_id for index, episode_id in enumerate(mixed) if index not in done]
+        assert episodes.list_episodes(snap, condition, SHORT_FIRST).to_list() == remaining
+        for index, episode_id in enumerate(mixed):
+            queue = annotations.read_queue(snap, condition, SHORT_FIRST, episode_id)
+            assert (queue.unlabelled, queue.total, queue.first) == (len(remaining), len(mixed), remaining[0])
+            before = [earlier_id for earlier_id in mixed[:index] if earlier_id in remaining]
+            after = [later_id for later_id in mixed[index + 1 :] if later_id in remaining]
+            assert (queue.previous, queue.next) == (before[-1] if before else None, after[0] if after else None)
 
 
 def test_a_list_leads_into_a_queue_that_goes_on_after_each_answer(lk: Lake) -> None:
@@ -125,12 +125,12 @@ def test_a_list_leads_into_a_queue_that_goes_on_after_each_answer(lk: Lake) -> N
     assert_sound(at.run())
     at.text_input(key="queue-author").set_value("ann")
     assert_sound(at.run())
-    here = pack_filter(EpisodeFilter(task="mixed", unlabelled=("rating", "ann")))
-    assert here is not None
+    packed = pack_filter(EpisodeFilter(task="mixed", unlabelled=("rating", "ann")))
+    assert packed is not None
     assert f"episode={ids.to_text(mixed[0])}&amp;list=" in words(at), "a link that can be copied"
     assert "8 of 8 episodes" in words(at)
 
-    at = open_page("episode", episode=mixed[0], list=here)
+    at = open_page("episode", episode=mixed[0], list=packed)
     assert "8 of 8 left to label" in words(at)
     at.button(key="answer-2").click()
     assert_sound(at.run())
@@ -147,10 +147,14 @@ def test_a_list_leads_into_a_queue_that_goes_on_after_each_answer(lk: Lake) -> N
 
 
 def test_answers_given_before_are_offered(lk: Lake) -> None:
-    every = lk.sql("SELECT episode_id FROM episodes ORDER BY ALL")["episode_id"].to_list()
+    episode_ids = lk.sql("SELECT episode_id FROM episodes ORDER BY ALL")["episode_id"].to_list()
     words_ = ["loops", "gives up", "loops"]
-    annotate(lk, [Annotation(episode_id=e, label="why", text=w) for e, w in zip(every, words_, strict=False)], "ann")
-    annotate(lk, [Annotation(episode_id=e, label="n", value=v) for e, v in zip(every, (3.0, 2.5), strict=False)], "ann")
+    annotate(
+        lk, [Annotation(episode_id=e, label="why", text=w) for e, w in zip(episode_ids, words_, strict=False)], "ann"
+    )
+    annotate(
+        lk, [Annotation(episode_id=e, label="n", value=v) for e, v in zip(episode_ids, (3.0, 2.5), strict=False)], "ann"
+    )
     snap = Reader(lk.snapshot())
     assert annotations.list_answers(snap, "why") == ["gives up", "loops"]
     assert annotations.list_answers(snap, "n") == [2.5, 3.0]
@@ -168,24 +172,27 @@ def plain_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 @given(answers=st.lists(st.tuples(*[st.sampled_from([0.0, 1.0, 2.0, None])] * 2), min_size=1, max_size=6))
 def test_agreement_is_cohens(answers: list[tuple[float | None, float | None]], plain_lake: Lake) -> None:
     episodes = plain_lake.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"].to_list()
-    for author, place in (("ann", 0), ("bob", 1)):
-        said = [Annotation(episode_id=one, value=answer[place]) for one, answer in zip(episodes, answers, strict=False)]
-        said += [Annotation(episode_id=one) for one in episodes[len(answers) :]]
-        annotate(plain_lake, said, author)
-    both = [pair for pair in answers if None not in pair]
-    found = annotations.compute_agreement(plain_lake.snapshot()).to_dicts()
+    for author, index in (("ann", 0), ("bob", 1)):
+        annotations_made = [
+            Annotation(episode_id=episode_id, value=answer[index])
+            for episode_id, answer in zip(episodes, answers, strict=False)
+        ]
+        annotations_made += [Annotation(episode_id=episode_id) for episode_id in episodes[len(answers) :]]
+        annotate(plain_lake, annotations_made, author)
+    both_answers = [pair for pair in answers if None not in pair]
+    rows = annotations.compute_agreement(plain_lake.snapshot()).to_dicts()
     assert (
         annotations.count_annotations(plain_lake.snapshot())
         == annotations.read_page(plain_lake.snapshot(), ListWindow(100)).height
     )
-    if not both:
-        assert found == []
+    if not both_answers:
+        assert rows == []
         return
-    same = sum(one == other for one, other in both) / len(both)
-    ones, others = (Counter(pair[place] for pair in both) for place in (0, 1))
-    chance = sum(ones[answer] * others[answer] for answer in ones) / len(both) ** 2
-    (row,) = found
-    assert (row["first"], row["second"], row["places"]) == ("ann", "bob", len(both))
+    same = sum(first == second for first, second in both_answers) / len(both_answers)
+    ones, second_counts = (Counter(pair[index] for pair in both_answers) for index in (0, 1))
+    chance = sum(ones[answer] * second_counts[answer] for answer in ones) / len(both_answers) ** 2
+    (row,) = rows
+    assert (row["first"], row["second"], row["places"]) == ("ann", "bob", len(both_answers))
     assert row["same"] == pytest.approx(same)
     assert row["kappa"] == (None if chance == 1 else pytest.approx((same - chance) / (1 - chance)))
 
@@ -195,7 +202,10 @@ Pair = tuple[float, float]
 
 def ranked(values: list[float]) -> list[float]:
     """Ranks from 1, equals sharing their mean."""
-    return [sum(other < one for other in values) + (values.count(one) + 1) / 2 for one in values]
+    return [
+        sum(other_value < own_value for other_value in values) + (values.count(own_value) + 1) / 2
+        for own_value in values
+    ]
 
 
 def cohens(pairs: list[Pair]) -> tuple[float | None, float | None, float | None]:
@@ -204,7 +214,7 @@ def cohens(pairs: list[Pair]) -> tuple[float | None, float | None, float | None]
         return None, None, None
     middles = [(min(side) + max(side)) / 2 for side in zip(*pairs, strict=True)]
     answers = [(p >= middles[0], s >= middles[1]) for p, s in pairs]
-    same = sum(one == other for one, other in answers) / len(pairs)
+    same = sum(first == second for first, second in answers) / len(pairs)
     high = [sum(answer[side] for answer in answers) / len(pairs) for side in (0, 1)]
     chance = high[0] * high[1] + (1 - high[0]) * (1 - high[1])
     ranks = [ranked(list(side)) for side in zip(*pairs, strict=True)]
@@ -218,24 +228,31 @@ NUMBERS = st.sampled_from([0.0, 1.0, 2.5, 5.0])
 @given(pairs=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6))
 @example(pairs=[(0.0, 1.0), (2.5, 0.0), (5.0, 2.5), (1.0, 5.0)])
 def test_a_scorer_against_people(pairs: list[Pair], plain_lake: Lake) -> None:
-    """`env_return`, which is 1 everywhere, stands beside it; episodes that one side did not judge count for nothing."""
+    """`env_return`, which is 1 everywhere, stands next to it; episodes that one side did not judge count for
+    nothing."""
     episodes_ = plain_lake.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY rollout_index")
-    every = episodes_["episode_id"].to_list()
-    annotate(plain_lake, [Annotation(episode_id=one) for one in every], "bob")
-    said = [Annotation(episode_id=one, value=pair[0]) for one, pair in zip(every, pairs, strict=False)]
-    annotate(plain_lake, said + [Annotation(episode_id=one) for one in every[len(pairs) :]], "ann")
+    episode_ids = episodes_["episode_id"].to_list()
+    annotate(plain_lake, [Annotation(episode_id=episode_id) for episode_id in episode_ids], "bob")
+    annotations_made = [
+        Annotation(episode_id=episode_id, value=pair[0]) for episode_id, pair in zip(episode_ids, pairs, strict=False)
+    ]
+    annotate(
+        plain_lake,
+        annotations_made + [Annotation(episode_id=episode_id) for episode_id in episode_ids[len(pairs) :]],
+        "ann",
+    )
     with plain_lake.job(kind="score", run_id="a") as job:
-        values = [pair[1] for pair in pairs] + [9.0] * (len(every) - len(pairs))
+        values = [pair[1] for pair in pairs] + [9.0] * (len(episode_ids) - len(pairs))
         names = {"scorer": pl.lit("it's"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
         job.write("scores", episodes_.with_columns(value=pl.Series(values), **names))
     snap = Reader(plain_lake.snapshot())
-    found = {row["scorer"]: row for row in annotations.compare_scorers(snap).to_dicts()}
-    assert set(found) == {"it's", "env_return"}
-    for name, told in (("it's", pairs), ("env_return", [(pair[0], 1.0) for pair in pairs])):
-        row = found[name]
+    rows = {row["scorer"]: row for row in annotations.compare_scorers(snap).to_dicts()}
+    assert set(rows) == {"it's", "env_return"}
+    for name, expected_pairs in (("it's", pairs), ("env_return", [(pair[0], 1.0) for pair in pairs])):
+        row = rows[name]
         assert (row["people"], row["episodes"]) == ("human", len(pairs))
         assert (row["same"], row["kappa"], row["rank"]) == tuple(
-            None if value is None else pytest.approx(value) for value in cohens(told)
+            None if value is None else pytest.approx(value) for value in cohens(expected_pairs)
         )
         if row["same"] is None:
             continue

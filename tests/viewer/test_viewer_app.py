@@ -16,11 +16,10 @@ import pytest
 from markdown_it import MarkdownIt
 
 import lake
-from lake import Lake, ids
-from lake.search import index
+from lake import Lake, ids, search
 from lake.storage.local_cache import CACHE_VARIABLE
 from lake.write.scores import Annotation, annotate
-from testkit import key_places
+from testkit import planted_keys
 from testkit.examples import mostly_slow, mostly_slow_cases
 from testkit.lakes import RUN, add_credit, add_training, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import (
@@ -42,8 +41,8 @@ from testkit.streamlit_pages import (
     words,
 )
 from testkit.wording import Wording
-from viewer import session
 from viewer.queries import episodes, training
+from viewer.reader import ViewedLake
 from viewer.server import ENVIRONMENT
 from viewer.transcript import blocks
 
@@ -124,7 +123,7 @@ def test_a_lake_that_vanished_is_an_error_in_words(
     lk = show(build_lake(tmp_path / "lake"), monkeypatch)
     at = open_page("episodes")
     shutil.rmtree(lk.uri)
-    monkeypatch.setattr(session, "_SECONDS", 0.0)
+    monkeypatch.setattr(ViewedLake, "era_seconds", (0.0, 0.0))
     at.text_input(key="text").set_value("anything new")
     assert_sound(at.run())
     wording(at.error[0].value)
@@ -343,7 +342,7 @@ def test_a_search_without_room_for_its_index_leaves_the_lake_out_of_it(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    index.index_path(lk.uri).mkdir()
+    search.index_path(lk.uri).mkdir()
     at = open_page("episodes", text="key")
     assert not at.error
     assert re.search("the search index .* cannot be used: .*another folder in TRAJLAKE_CACHE", at.warning[0].value)
@@ -932,9 +931,9 @@ def test_the_menus_training_opens_the_job_of_the_run_that_one_looked_at(
 
 
 def test_no_page_shows_a_key_that_a_record_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = key_places.Places()
+    places = planted_keys.PlantedKeys()
     file = tmp_path / "episodes.jsonl"
-    record = key_places.record(places, {"context_ids": [5], "action_ids": [7]})
+    record = planted_keys.record(places, {"context_ids": [5], "action_ids": [7]})
     reject = {"task_id": 1, "steps": [], "error": places.issued("reject")}
     file.write_text(json.dumps(record) + "\n" + json.dumps(reject) + "\n")
     lk = show(lake.open(tmp_path / "lake", create=True), monkeypatch)

@@ -15,17 +15,17 @@ from viewer.transcript.blocks import Block
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
 
-def step(**given: Any) -> dict[str, Any]:
+def step(**fields: Any) -> dict[str, Any]:
     """A row of `transcripts.steps`."""
-    texts = {name: given.get(name) for name in ("state", "action", "reasoning", "context", "tool_calls")}
+    texts = {name: fields.get(name) for name in ("state", "action", "reasoning", "context", "tool_calls")}
     for name in ("context", "tool_calls"):
         texts[name] = None if texts[name] is None else json.dumps(texts[name])
     lengths = {f"{name}_length": len(text or "") for name, text in texts.items()}
-    return {"state_role": given.get("state_role"), **texts, **lengths}
+    return {"state_role": fields.get("state_role"), **texts, **lengths}
 
 
-def named(found: list[Block]) -> dict[str, str]:
-    return {block.name: block.text for block in found}
+def named(block_list: list[Block]) -> dict[str, str]:
+    return {block.name: block.text for block in block_list}
 
 
 def call(name: str, arguments: Any, key: str | None = None) -> dict[str, Any]:
@@ -37,8 +37,8 @@ def result(text: str, key: str | None = None) -> dict[str, Any]:
 
 
 def test_a_step_of_words() -> None:
-    found = blocks.list_step_blocks(step(state="A room.", reasoning="Think.", action="go"), [])
-    assert [(block.kind, block.text) for block in found] == [
+    block_list = blocks.list_step_blocks(step(state="A room.", reasoning="Think.", action="go"), [])
+    assert [(block.kind, block.text) for block in block_list] == [
         ("state", "A room."),
         ("reasoning", "Think."),
         ("action", "go"),
@@ -47,32 +47,32 @@ def test_a_step_of_words() -> None:
 
 def test_results_stand_behind_their_calls_whatever_their_order() -> None:
     row = step(state="Go on.", action="", tool_calls=[call("find", {"q": 1}, "a"), call("read", {"p": 2}, "b")])
-    found = blocks.list_step_blocks(
+    block_list = blocks.list_step_blocks(
         row, [result("second", "b"), result("first", "a"), {"role": "user", "content": "third"}]
     )
-    assert [(block.name, block.kind) for block in found][1:] == [
+    assert [(block.name, block.kind) for block in block_list][1:] == [
         ("call/0", "call"),
         ("result/0", "result"),
         ("call/1", "call"),
         ("result/1", "result"),
     ]
-    assert named(found)["result/0"] == "first"
-    assert named(found)["result/1"] == "second"
-    assert "action" not in named(found), "an action that is nothing but calls is no empty text"
+    assert named(block_list)["result/0"] == "first"
+    assert named(block_list)["result/1"] == "second"
+    assert "action" not in named(block_list), "an action that is nothing but calls is no empty text"
 
 
 def test_a_state_alone_is_the_result_of_the_call_before_it() -> None:
     after = blocks.list_following_messages(step(state="It is 7.", state_role="tool", action="thanks"))
-    found = blocks.list_step_blocks(step(state="?", action="", tool_calls=[call("add", {})]), after)
-    assert named(found)["result/0"] == "It is 7."
+    block_list = blocks.list_step_blocks(step(state="?", action="", tool_calls=[call("add", {})]), after)
+    assert named(block_list)["result/0"] == "It is 7."
     assert blocks.list_following_messages(step(state="Hello", state_role="user", action="hi")) == []
     assert blocks.list_following_messages(None) == []
 
 
 def test_messages_that_are_the_state_are_not_shown_twice() -> None:
     context = [{"role": "user", "content": "More  of it."}, {"role": "assistant", "content": "Aside."}]
-    found = blocks.list_step_blocks(step(state="More of it.", action="go", context=context), [])
-    assert named(found) == {"context/1": "Aside.", "state": "More of it.", "action": "go"}
+    block_list = blocks.list_step_blocks(step(state="More of it.", action="go", context=context), [])
+    assert named(block_list) == {"context/1": "Aside.", "state": "More of it.", "action": "go"}
 
 
 def test_long_output_of_tools_and_system_prompts_are_folded() -> None:
@@ -103,30 +103,28 @@ def test_what_is_no_object_or_list_or_too_deep_stays_text(text: str) -> None:
 
 
 def test_a_tree_holds_what_a_browser_can_read() -> None:
-    found = blocks.parse_tree(
-        '{"n": NaN, "big": 123456789012345678901, "bidi": "\\u202e", "half": "\\ud83d", "x": 1.5}'
-    )
-    assert found == {
+    tree = blocks.parse_tree('{"n": NaN, "big": 123456789012345678901, "bidi": "\\u202e", "half": "\\ud83d", "x": 1.5}')
+    assert tree == {
         "n": "NaN",
         "big": "123456789012345678901",
         "bidi": r"\u202e",
         "half": r"\ud83d",
         "x": 1.5,
     }
-    json.dumps(found, allow_nan=False).encode()
+    json.dumps(tree, allow_nan=False).encode()
 
 
 @given(st.text() | st.text("\x1b[0123m;\u202e\r\n\x9b", max_size=40))
 def test_only_colours_of_a_terminal_stay_as_they_are(text: str) -> None:
     """What is left when they are taken out is what `visible` says."""
-    found = blocks.escape_controls(text)
-    assert blocks._COLOUR.sub("", found) == plain.visible(blocks._COLOUR.sub("", text.replace("\r\n", "\n")))
-    assert blocks._COLOUR.findall(found) == blocks._COLOUR.findall(text.replace("\r\n", "\n"))
+    escaped = blocks.escape_controls(text)
+    assert blocks._COLOUR.sub("", escaped) == plain.visible(blocks._COLOUR.sub("", text.replace("\r\n", "\n")))
+    assert blocks._COLOUR.findall(escaped) == blocks._COLOUR.findall(text.replace("\r\n", "\n"))
 
 
 def test_images_are_shown_and_named_in_the_text() -> None:
-    parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
-    (block,) = blocks.list_message_blocks([{"role": "user", "content": parts}], "before")
+    content = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+    (block,) = blocks.list_message_blocks([{"role": "user", "content": content}], "before")
     assert block.images == (PIXEL,)
     assert block.text == f"Look:\n[image: data:image/png;base64, {len(PIXEL)} characters]"
     source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}

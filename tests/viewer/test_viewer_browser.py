@@ -92,15 +92,15 @@ def test_a_row_opens_in_a_tab_of_its_own(page: Any) -> None:
     assert urlsplit(page.url).path == "/episodes"
 
 
-def tab_to(page: Any, wanted: str) -> None:
+def tab_to(page: Any, label: str) -> None:
     """Press the Tab key until the element with a selector has the focus, and one sees that it has."""
     for _ in range(120):
         page.keyboard.press("Tab")
-        if page.evaluate("wanted => document.activeElement.matches(wanted)", wanted):
+        if page.evaluate("wanted => document.activeElement.matches(wanted)", label):
             drawn = "e => getComputedStyle(e).outlineStyle + getComputedStyle(e, '::after').outlineStyle"
-            assert page.evaluate(f"({drawn})(document.activeElement)") != "nonenone", wanted
+            assert page.evaluate(f"({drawn})(document.activeElement)") != "nonenone", label
             return
-    raise AssertionError(f"the Tab key does not lead to {wanted}")
+    raise AssertionError(f"the Tab key does not lead to {label}")
 
 
 def test_from_runs_to_a_step_and_back_without_a_mouse(page: Any, lk: Lake) -> None:
@@ -198,10 +198,10 @@ def test_groups_are_narrowed_by_what_their_episodes_have(page: Any, lk: Lake) ->
 def test_the_whole_list_is_downloaded(page: Any) -> None:
     go(page, "/episodes?task=d*", "Episodes")
     page.get_by_role("button", name="Download").click()
-    with page.expect_download() as told:
+    with page.expect_download() as download:
         page.get_by_role("link", name="csv").click()
-    assert told.value.suggested_filename == "episodes.csv"
-    assert len(told.value.path().read_text().splitlines()) == 9
+    assert download.value.suggested_filename == "episodes.csv"
+    assert len(download.value.path().read_text().splitlines()) == 9
     page.locator("code").filter(has_text="trajlake export").filter(has_text="task_id LIKE").wait_for()
 
 
@@ -215,9 +215,9 @@ def test_from_a_group_to_a_shared_state_to_a_sibling_there(page: Any, lk: Lake) 
     assert "anchor" in address(page)
     open_row(page, "Steps", 1)
     settled(page, "Episode")
-    found = address(page)
-    assert found["episode"] == episode_text(lk, "mixed", 1, round_=1)
-    assert found["step"] == "0"
+    parameters = address(page)
+    assert parameters["episode"] == episode_text(lk, "mixed", 1, round_=1)
+    assert parameters["step"] == "0"
     page.get_by_text("2 of 4 episodes that match the filter").wait_for()
 
 

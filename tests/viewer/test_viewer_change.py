@@ -34,18 +34,18 @@ Rows = list[dict[str, Any]]
 def played(seed: int) -> list[EpisodeRecord]:
     """Rounds 0 and 1 of eight tasks, three rollouts each; some unscored, some steps of unknown validity."""
     draw = random.Random(seed)
-    found = []
+    rows_of_side = []
     for round_ in (0, 1):
         for task in range(8):
             for index in range(3):
                 outcome = draw.choice([None, 0.0, 0.25, 1.0])
-                one = rollout(f"t{task}", index, outcome, num_steps=draw.randint(1, 5), collection_round=round_)
-                one.status = draw.choice(["completed", "truncated"])
-                for step in one.steps:
+                record = rollout(f"t{task}", index, outcome, num_steps=draw.randint(1, 5), collection_round=round_)
+                record.status = draw.choice(["completed", "truncated"])
+                for step in record.steps:
                     step.is_action_valid = draw.choice([None, True, False])
                     step.state_is_error = draw.choice([None, True, False])
-                found.append(one)
-    return found
+                rows_of_side.append(record)
+    return rows_of_side
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,9 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
         job.record([rollout("t0", 0, 1.0), long, rollout("never scored", 0, None, num_steps=1)])
     rows = lk.sql("SELECT episode_id, group_id, run_id, num_steps FROM episodes")
     with lk.job(kind="score") as job:
-        said = rows.with_columns(value=pl.when(pl.col("num_steps") > 1).then(pl.col("num_steps") / 10))
+        scores = rows.with_columns(value=pl.when(pl.col("num_steps") > 1).then(pl.col("num_steps") / 10))
         names = {"scorer": pl.lit("brief"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
-        job.write("scores", said.drop("num_steps").with_columns(**names))
+        job.write("scores", scores.drop("num_steps").with_columns(**names))
     add_credit(lk)
     return lk
 
@@ -77,7 +77,7 @@ def mean(values: list[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def known(values: Any) -> list[float]:
+def drop_unknown(values: Any) -> list[float]:
     return [float(value) for value in values if value is not None]
 
 
@@ -95,15 +95,15 @@ def figures_of(rows: dict[str, Rows], side: Side, task: str) -> dict[str, float 
     named = {row["episode_id"] for row in mine}
     steps = [row for row in rows["steps"] if row["episode_id"] in named and row["is_active"]]
     judged = [row for row in rows["advantages"] if row["episode_id"] in named]
-    both = [row for row in judged if row["a_episode"] is not None and row["a_step"] is not None]
+    complete = [row for row in judged if row["a_episode"] is not None and row["a_step"] is not None]
     return {
-        "outcome": mean(known(row["env_return"] for row in mine)),
-        "num_steps": mean(known(row["num_steps"] for row in mine)),
+        "outcome": mean(drop_unknown(row["env_return"] for row in mine)),
+        "num_steps": mean(drop_unknown(row["num_steps"] for row in mine)),
         "truncated": mean([float(row["status"] == "truncated") for row in mine]),
-        "invalid": mean([1 - value for value in known(row["is_action_valid"] for row in steps)]),
-        "tool_errors": mean(known(row["state_is_error"] for row in steps)),
-        "disagree": mean([float(row["a_episode"] * row["a_step"] < 0) for row in both]),
-        "size": mean([abs(value) for value in known(row["advantage"] for row in judged)]),
+        "invalid": mean([1 - value for value in drop_unknown(row["is_action_valid"] for row in steps)]),
+        "tool_errors": mean(drop_unknown(row["state_is_error"] for row in steps)),
+        "disagree": mean([float(row["a_episode"] * row["a_step"] < 0) for row in complete]),
+        "size": mean([abs(value) for value in drop_unknown(row["advantage"] for row in judged)]),
         "score brief": mean([row["num_steps"] / 10 for row in mine if row["num_steps"] > 1]),
     }
 
@@ -116,20 +116,22 @@ SIDES = [
 ]
 
 
-def compared(snap: Reader, one: Side, other: Side) -> tuple[compare.Frames, pl.DataFrame]:
+def compared(snap: Reader, first: Side, second: Side) -> tuple[compare.Frames, pl.DataFrame]:
     current = find_credit(snap)
-    frames = (compare.read_tasks(snap, one, current), compare.read_tasks(snap, other, current))
-    return frames, compare.compare_figures(frames, (compare.read_scores(snap, one), compare.read_scores(snap, other)))
+    frames = (compare.read_tasks(snap, first, current), compare.read_tasks(snap, second, current))
+    return frames, compare.compare_figures(
+        frames, (compare.read_scores(snap, first), compare.read_scores(snap, second))
+    )
 
 
-@pytest.mark.parametrize(("one", "other"), SIDES)
-def test_figures_by_task(snap: Reader, rows: dict[str, Rows], one: Side, other: Side) -> None:
-    _, found = compared(snap, one, other)
+@pytest.mark.parametrize(("first", "second"), SIDES)
+def test_figures_by_task(snap: Reader, rows: dict[str, Rows], first: Side, second: Side) -> None:
+    _, actual = compared(snap, first, second)
     tasks = sorted({row["task_id"] for row in rows["episodes"]})
-    for row in found.to_dicts():
+    for row in actual.to_dicts():
         a, b = (
             {task: value for task in tasks if (value := figures_of(rows, side, task)[row["figure"]]) is not None}
-            for side in (one, other)
+            for side in (first, second)
         )
         common = sorted(a.keys() & b.keys())
         assert (row["tasks"], row["only_a"], row["only_b"]) == (len(common), len(a) - len(common), len(b) - len(common))
@@ -140,7 +142,7 @@ def test_figures_by_task(snap: Reader, rows: dict[str, Rows], one: Side, other: 
         if None not in expected:
             assert row["difference"] == pytest.approx(expected[1] - expected[0], abs=1e-12)
             assert row["low"] is None or row["low"] < row["difference"] < row["high"]
-    names = set(found["figure"])
+    names = set(actual["figure"])
     assert {"outcome", "num_steps", "invalid", "tool_errors", "size", "score brief"} <= names
     assert "completion_tokens" not in names, "nobody knows of tokens"
 
@@ -166,7 +168,7 @@ def test_tasks_that_are_not_the_same_are_compared_as_samples(tmp_path: Path) -> 
     values = ([0.0, 0.5, 1.0], [1.0, 0.75, 1.0, 0.25])
     episodes = [
         rollout(f"{side}{n}", 0, value, collection_round=side)
-        for side, own in enumerate(values) for n, value in enumerate(own)
+        for side, values_of_side in enumerate(values) for n, value in enumerate(values_of_side)
     ]  # fmt: skip
     snap = build_lake(tmp_path, episodes).snapshot()
     frames = tuple(compare.read_tasks(snap, Side(RUN, (n, n)), None) for n in (0, 1))
@@ -176,27 +178,29 @@ def test_tasks_that_are_not_the_same_are_compared_as_samples(tmp_path: Path) -> 
     assert (row["low"], row["high"]) == pytest.approx(welch(*values), rel=1e-4)
 
 
-def welch(one: list[float], other: list[float]) -> tuple[float, float]:
-    a, b = (statistics.variance(own) / len(own) for own in (one, other))
-    df = (a + b) ** 2 / (a**2 / (len(one) - 1) + b**2 / (len(other) - 1))
-    middle = statistics.fmean(other) - statistics.fmean(one)
+def welch(first: list[float], second: list[float]) -> tuple[float, float]:
+    a, b = (statistics.variance(sample) / len(sample) for sample in (first, second))
+    df = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1))
+    middle = statistics.fmean(second) - statistics.fmean(first)
     half = t_quantile(df) * math.sqrt(a + b)
     return middle - half, middle + half
 
 
 def test_tasks_by_difference(snap: Reader, rows: dict[str, Rows]) -> None:
-    one, other = SIDES[0]
-    frames, _ = compared(snap, one, other)
-    found = compare.compare_tasks(frames, ALL).to_dicts()
-    assert sorted(row["task_id"] for row in found) == [f"t{n}" for n in range(8)]
-    gaps = [row["difference"] for row in found]
-    assert known(gaps) == sorted(known(gaps))
-    assert gaps[len(known(gaps)) :] == [None] * (8 - len(known(gaps)))
+    first, second = SIDES[0]
+    frames, _ = compared(snap, first, second)
+    actual = compare.compare_tasks(frames, ALL).to_dicts()
+    assert sorted(row["task_id"] for row in actual) == [f"t{n}" for n in range(8)]
+    gaps = [row["difference"] for row in actual]
+    assert drop_unknown(gaps) == sorted(drop_unknown(gaps))
+    assert gaps[len(drop_unknown(gaps)) :] == [None] * (8 - len(drop_unknown(gaps)))
     outcomes = {row["episode_id"]: row["env_return"] for row in rows["episodes"]}
-    for row in found:
+    for row in actual:
         a, b = (
-            known(e["env_return"] for e in rows["episodes"] if belongs(e, side) and e["task_id"] == row["task_id"])
-            for side in (one, other)
+            drop_unknown(
+                e["env_return"] for e in rows["episodes"] if belongs(e, side) and e["task_id"] == row["task_id"]
+            )
+            for side in (first, second)
         )
         assert [row["a"], row["b"]] == pytest.approx([mean(a), mean(b)])
         if len(a) > 1 and len(b) > 1 and len(set(a)) + len(set(b)) > 2:
@@ -220,24 +224,25 @@ def test_tasks_are_ordered_by_any_column(snap: Reader, name: str, descending: bo
 
 
 def test_a_run_over_its_rounds(snap: Reader, rows: dict[str, Rows]) -> None:
-    found = compare.read_figures_over(snap, RUN, "collection_round").to_dicts()
-    assert [row["x"] for row in found] == [0, 1]
-    for row in found:
+    actual = compare.read_figures_over(snap, RUN, "collection_round").to_dicts()
+    assert [row["x"] for row in actual] == [0, 1]
+    for row in actual:
         mine = [e for e in rows["episodes"] if e["run_id"] == RUN and e["collection_round"] == row["x"]]
         named = {e["episode_id"] for e in mine}
         steps = [s for s in rows["steps"] if s["episode_id"] in named]
         assert row["episodes"] == len(mine)
-        assert row["outcome"] == pytest.approx(mean(known(e["env_return"] for e in mine)))
+        assert row["outcome"] == pytest.approx(mean(drop_unknown(e["env_return"] for e in mine)))
         assert row["completion_tokens"] is None, "nobody knows of tokens"
-        assert row["invalid"] == pytest.approx(1 - mean(known(s["is_action_valid"] for s in steps)))
-        assert row["tool_errors"] == pytest.approx(mean(known(s["state_is_error"] for s in steps)))
-        (said,) = compare.read_scores_over(snap, RUN, "collection_round").filter(x=row["x"]).to_dicts()
-        assert said["value"] == pytest.approx(mean([e["num_steps"] / 10 for e in mine if e["num_steps"] > 1]))
+        assert row["invalid"] == pytest.approx(1 - mean(drop_unknown(s["is_action_valid"] for s in steps)))
+        assert row["tool_errors"] == pytest.approx(mean(drop_unknown(s["state_is_error"] for s in steps)))
+        (row_of_score,) = compare.read_scores_over(snap, RUN, "collection_round").filter(x=row["x"]).to_dicts()
+        assert row_of_score["value"] == pytest.approx(mean([e["num_steps"] / 10 for e in mine if e["num_steps"] > 1]))
 
 
 @pytest.mark.parametrize("score", [None, "brief"])
 def test_where_the_outcome_fell_most(tmp_path: Path, score: str | None) -> None:
-    """Means 0.5, 0.75, unknown, 0.25, 0 and 1: the steepest fall is from 1 to 3. A fall within its interval is none."""
+    """Means 0.5, 0.75, unknown, 0.25, 0 and 1: the steepest fall is from 1 to 3. A fall within its interval does not
+    count."""
     means = [(0, 0.5), (1, 0.75), (2, None), (3, 0.25), (4, 0.0), (5, 1.0)]
     off = {"t": 0.0, "u": 0.01, "v": -0.01}
     fell = [
@@ -259,9 +264,9 @@ def test_where_the_outcome_fell_most(tmp_path: Path, score: str | None) -> None:
             rows = lk.sql("SELECT episode_id, group_id, run_id, env_return AS value FROM episodes")
             names = {"scorer": pl.lit(score), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
             job.write("scores", rows.with_columns(**names))
-    found = compare.find_steepest_falls(Reader(lk.snapshot()), (RUN, "rising", "noisy", "no such"), score)
-    assert found.select("run_id", "before", "after").rows() == [(RUN, 1, 3)]
-    assert found["fall"].item() == pytest.approx(0.5)
+    falls = compare.find_steepest_falls(Reader(lk.snapshot()), (RUN, "rising", "noisy", "no such"), score)
+    assert falls.select("run_id", "before", "after").rows() == [(RUN, 1, 3)]
+    assert falls["fall"].item() == pytest.approx(0.5)
     assert compare.find_steepest_falls(Reader(lk.snapshot()), ("all",), score).select("before", "after").rows() == [
         (0, 1)
     ]
@@ -282,8 +287,8 @@ def test_of_many_falls_the_one_beyond_chance_counts(tmp_path: Path) -> None:
             for task, value in enumerate(values)
         ],
     )
-    found = compare.find_steepest_falls(Reader(lk.snapshot()), (RUN,))
-    assert found.select("before", "after").rows() == [(11, 12)]
+    falls = compare.find_steepest_falls(Reader(lk.snapshot()), (RUN,))
+    assert falls.select("before", "after").rows() == [(11, 12)]
 
 
 def test_runs_of_the_same_tasks_and_the_settings_in_which_they_differ(tmp_path: Path) -> None:
@@ -307,11 +312,11 @@ def test_settings_are_told_apart_by_their_kind_and_to_their_end(tmp_path: Path) 
             pass
     snapshot = Reader(lk.snapshot())
     assert lineage.list_differing_settings(snapshot, "a", "b") == ["ids", "seed"]
-    one, other = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'collect' AND run_id IN ('a', 'b') ORDER BY run_id")[
-        "job_id"
-    ]
-    found = lineage.compare_jobs(snapshot, one, other).filter(setting="seed")
-    assert found.select("a", "b", "differs").row(0) == ("1", '"1"', True)
+    first_job, second_job = lk.sql(
+        "SELECT job_id FROM job_runs WHERE kind = 'collect' AND run_id IN ('a', 'b') ORDER BY run_id"
+    )["job_id"]
+    settings_changed = lineage.compare_jobs(snapshot, first_job, second_job).filter(setting="seed")
+    assert settings_changed.select("a", "b", "differs").row(0) == ("1", '"1"', True)
 
 
 def test_a_point_opens_all_rounds_that_it_stands_for() -> None:
@@ -339,17 +344,17 @@ def test_what_nobody_recorded_is_unknown_over_rounds(tmp_path: Path) -> None:
 
 def test_outcome_against_length(snap: Reader, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "BINS", 3)
-    found = compare.read_outcome_by_length(snap, Side(RUN), Side("other"))
-    assert found.select("steps", "last", "side").rows() == [
+    outcomes = compare.read_outcome_by_length(snap, Side(RUN), Side("other"))
+    assert outcomes.select("steps", "last", "side").rows() == [
         (1, 3, "A"), (1, 3, "B"), (4, 6, "A"), (7, 9, "B"),
     ]  # fmt: skip
-    for row in found.to_dicts():
+    for row in outcomes.to_dicts():
         run, inside = {"A": RUN, "B": "other"}[row["side"]], range(row["steps"], row["last"] + 1)
         mine = [e for e in rows["episodes"] if e["run_id"] == run and e["num_steps"] in inside]
         assert row["episodes"] == len(mine)
-        assert row["outcome"] == pytest.approx(mean(known(e["env_return"] for e in mine)))
-        wanted = EpisodeFilter(run=run, steps_from=row["steps"], steps_to=row["last"])
-        assert episodes.compute_totals(snap, wanted)["episodes"] == len(mine), "its list holds exactly them"
+        assert row["outcome"] == pytest.approx(mean(drop_unknown(e["env_return"] for e in mine)))
+        condition = EpisodeFilter(run=run, steps_from=row["steps"], steps_to=row["last"])
+        assert episodes.compute_totals(snap, condition)["episodes"] == len(mine), "its list holds exactly them"
     assert compare.read_outcome_by_length(snap, Side("nobody"), Side("nobody")).is_empty()
 
 
@@ -358,30 +363,30 @@ def test_two_credits_step_by_step(tmp_path: Path) -> None:
     run_credit(lk, GRPO())
     add_credit(lk)
     snap = lk.snapshot()
-    one, other = find_credit(snap, "grpo"), find_credit(snap, "gigpo")
+    first, second = find_credit(snap, "grpo"), find_credit(snap, "gigpo")
     by_step: dict[tuple[int, int], list[float]] = {}
-    for credit in (one, other):
+    for credit in (first, second):
         for episode, step, value in snap.sql(
             f"SELECT episode_id, step_index, advantage FROM {credit.rows}"
         ).iter_rows():
             by_step.setdefault((episode, step), []).append(value)
     pairs = [pair for pair in by_step.values() if None not in pair]
-    found = compare.count_flips(snap, one, other)
-    assert found == {"steps": len(pairs), "flipped": sum(a * b < 0 for a, b in pairs)}
-    covered = compare.read_tasks(snap, Side(credit=one), None)
-    assert covered["episodes"].sum() == snap.sql(f"SELECT count(DISTINCT episode_id) FROM {one.rows}").item()
+    counts = compare.count_flips(snap, first, second)
+    assert counts == {"steps": len(pairs), "flipped": sum(a * b < 0 for a, b in pairs)}
+    covered = compare.read_tasks(snap, Side(credit=first), None)
+    assert covered["episodes"].sum() == snap.sql(f"SELECT count(DISTINCT episode_id) FROM {first.rows}").item()
 
 
 # ---------------------------------------------------------------- the page
 
 
 @pytest.fixture
-def shown(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def shown_lake(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
     return lk
 
 
-def test_the_first_and_last_round_of_a_run_are_suggested(shown: Lake) -> None:
+def test_the_first_and_last_round_of_a_run_are_suggested(shown_lake: Lake) -> None:
     text = words(open_page("change"))
     assert f"(/change?a_run={RUN}&a_rounds=0&b_run={RUN}&b_rounds=1)" in text
     assert f"(/change?a_run={RUN}&b_run=other)" in text
@@ -408,7 +413,7 @@ def test_versions_of_held_out_episodes_are_compared(tmp_path: Path, monkeypatch:
     assert f"/episodes?run={RUN}&version=0&steps_from=1&steps_to=1" in links(at, "lengths")
 
 
-def test_two_runs_are_compared(shown: Lake, wording: Wording) -> None:
+def test_two_runs_are_compared(shown_lake: Lake, wording: Wording) -> None:
     at = open_page("change", a_run=RUN, b_run="other")
     assert "A: 48 episodes of 8 tasks; B: 3 episodes of 3 tasks" in words(at)
     at = open_page("change", a_run="other", b_run="other")
@@ -417,7 +422,7 @@ def test_two_runs_are_compared(shown: Lake, wording: Wording) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("parameters", "fragment"),
     [
         ({"a_rounds": "first"}, "Invalid rounds `first`: write 3 or 2-5."),
         ({"a_version": "x"}, "Invalid policy version `x`: write a whole number."),
@@ -425,9 +430,9 @@ def test_two_runs_are_compared(shown: Lake, wording: Wording) -> None:
         ({"a_run": RUN, "a_rounds": "7-9"}, "No episodes in A."),
     ],
 )
-def test_wrong_choices_are_answered_in_words(shown: Lake, given: dict[str, str], said: str) -> None:
-    at = open_page("change", **given)
-    assert any(said in warning.value for warning in at.warning)
+def test_wrong_choices_are_answered_in_words(shown_lake: Lake, parameters: dict[str, str], fragment: str) -> None:
+    at = open_page("change", **parameters)
+    assert any(fragment in warning.value for warning in at.warning)
 
 
 def test_two_credits_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,7 +445,7 @@ def test_two_credits_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Mean |A|" in column(at, "figures", "figure")
 
 
-def test_a_run_leads_to_what_changed(shown: Lake) -> None:
+def test_a_run_leads_to_what_changed(shown_lake: Lake) -> None:
     target = f"(/change?a_run={RUN}&a_rounds=0&b_run={RUN}&b_rounds=1)"
     assert target in words(open_page("runs", run=RUN))
     assert target not in words(open_page("runs", run="other"))

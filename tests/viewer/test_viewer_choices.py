@@ -99,7 +99,7 @@ def pages_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "shown", "words"),
+    ("page", "shown_page", "words"),
     [
         (None, "0 25", "1 to 25 of 60 things"),
         ("3", "50 25", "51 to 60 of 60 things"),
@@ -109,12 +109,12 @@ def pages_page() -> None:
         ("x", "0 25", "1 to 25 of 60 things"),
     ],
 )
-def test_the_page_of_the_address_is_shown_if_there_is_one(page: str | None, shown: str, words: str) -> None:
+def test_the_page_of_the_address_is_shown_if_there_is_one(page: str | None, shown_page: str, words: str) -> None:
     at = AppTest.from_function(pages_page, default_timeout=60)
     if page is not None:
         at.query_params["page"] = page
     at.run()
-    assert at.text[0].value == shown
+    assert at.text[0].value == shown_page
     assert at.caption[0].value == words
 
 

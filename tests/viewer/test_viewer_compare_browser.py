@@ -31,7 +31,7 @@ def group_of(lk: Lake, run: str, task: str) -> list[str]:
     query = """
         SELECT episode_id FROM episodes WHERE run_id = ? AND task_id = ? AND collection_round = 0 ORDER BY rollout_index
         """
-    return [ids.to_text(one) for one in lk.sql(query, [run, task])["episode_id"]]
+    return [ids.to_text(episode_id) for episode_id in lk.sql(query, [run, task])["episode_id"]]
 
 
 def compared(page: Any) -> list[str]:
@@ -43,22 +43,22 @@ def columns(page: Any) -> Any:
 
 
 def test_from_an_episode_to_its_siblings_to_one_of_their_steps_and_back(page: Any, lk: Lake) -> None:
-    chosen = group_of(lk, RUN, "mixed")
-    go(page, f"/episode?episode={chosen[2]}", "Episode")
+    siblings = group_of(lk, RUN, "mixed")
+    go(page, f"/episode?episode={siblings[2]}", "Episode")
     page.get_by_role("link", name="Compare with siblings").click()
     settled(page, "Side by side")
     assert columns(page).count() == 4
-    there = page.url
+    url = page.url
     page.get_by_role("region", name="Side by side").get_by_role("link", name=re.compile("^1 go")).nth(1).click()
     settled(page, "Episode")
     assert address(page)["step"] == "1"
     page.locator("[data-step='1'] .body").wait_for()
     page.go_back()
     settled(page, "Side by side")
-    assert page.url == there
+    assert page.url == url
     page.go_back()
     settled(page, "Episode")
-    assert address(page)["episode"] == chosen[2]
+    assert address(page)["episode"] == siblings[2]
 
 
 @pytest.mark.slow("a rollout is taken out of a comparison and comes back")
@@ -78,7 +78,11 @@ def test_the_choice_of_the_group_and_of_the_comparison(page: Any, lk: Lake) -> N
 
 
 def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake) -> None:
-    go(page, "/compare?" + "&".join(f"episode={one}" for one in group_of(lk, HOSTILE, HOSTILE)), "Side by side")
+    go(
+        page,
+        "/compare?" + "&".join(f"episode={episode_id}" for episode_id in group_of(lk, HOSTILE, HOSTILE)),
+        "Side by side",
+    )
     region = page.get_by_role("region", name="Side by side")
     region.get_by_text("<script>").first.wait_for()
     assert region.locator("script, img, [onerror], a[href^=javascript]").count() == 0
@@ -86,8 +90,8 @@ def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake) -> None:
 
 
 def test_eight_rollouts_of_a_thousand_steps(page: Any, lk: Lake) -> None:
-    chosen = group_of(lk, "long", "long")
-    go(page, "/compare?" + "&".join(f"episode={one}" for one in chosen), "Side by side")
+    siblings = group_of(lk, "long", "long")
+    go(page, "/compare?" + "&".join(f"episode={episode_id}" for episode_id in siblings), "Side by side")
     page.get_by_text("1 to 40 of 1,000 lines").wait_for()
     page.wait_for_function("many => document.querySelectorAll('.trajlake-beside th').length === many", arg=8)
     assert columns(page).count() == 8
@@ -96,7 +100,7 @@ def test_eight_rollouts_of_a_thousand_steps(page: Any, lk: Lake) -> None:
     page.get_by_text("961 to 1,000 of 1,000 lines").wait_for()
     page.get_by_role("link", name=re.compile("^room 999 of 7")).click()
     settled(page, "Episode")
-    assert (address(page)["episode"], address(page)["step"]) == (chosen[7], "999")
+    assert (address(page)["episode"], address(page)["step"]) == (siblings[7], "999")
     page.go_back()
     page.get_by_text("961 to 1,000 of 1,000 lines").wait_for()
 
@@ -110,14 +114,14 @@ def test_from_what_changed_to_the_two_transcripts_and_back(page: Any) -> None:
     page.get_by_role("link", name="Steps A").click()
     page.wait_for_url("**sort=-a_steps*")
     settled(page, "What changed")
-    there = page.url
+    url = page.url
     page.get_by_role("region", name="Tasks").locator("tbody tr").filter(has_text="mixed").click()
     settled(page, "Side by side")
     assert columns(page).count() == 2
     assert len(compared(page)) == 2
     page.go_back()
     settled(page, "What changed")
-    assert page.url.startswith(there)
+    assert page.url.startswith(url)
     page.get_by_label("A: run").click()
     page.get_by_role("option", name="long").click()
     page.wait_for_url("**a_run=long*")
@@ -129,11 +133,11 @@ def test_from_an_anchor_to_its_groups_to_their_steps_and_back(page: Any) -> None
     go(page, "/anchors", "Anchors")
     page.get_by_role("region", name="States").locator("tbody tr").filter(has_text="You are at the gate.").click()
     page.get_by_role("heading", name="Groups that share this state").wait_for()
-    there = page.url
+    url = page.url
     page.get_by_role("region", name="Groups of the state").locator("tbody tr").first.click()
     settled(page, "Group")
     page.get_by_role("heading", name="Steps from this state").wait_for()
     page.go_back()
     settled(page, "Anchors")
     page.get_by_role("heading", name="Groups that share this state").wait_for()
-    assert page.url.startswith(there)
+    assert page.url.startswith(url)

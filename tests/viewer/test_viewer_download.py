@@ -33,21 +33,21 @@ def commands(**address: str) -> dict[str, list[str]]:
 def test_the_printed_commands_select_and_retract_the_list(
     lk: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An outcome, a wildcard, what nobody labelled and a hostile name, through a shell's words."""
+    """An outcome, a wildcard, what no one labelled and a hostile name, through a shell's words."""
     some = lk.sql("SELECT min(episode_id) FROM episodes WHERE task_id = 'mixed'").item()
     annotate(lk, [Annotation(episode_id=some, label='it\'s "odd" $(x)', value=1.0)], "ann")
-    wanted = EpisodeFilter(task="m*", high=0.5, unlabelled=('it\'s "odd" $(x)', "ann"))
-    listed = episodes.list_episodes(Reader(lk.snapshot()), wanted, None)
+    condition = EpisodeFilter(task="m*", high=0.5, unlabelled=('it\'s "odd" $(x)', "ann"))
+    listed = episodes.list_episodes(Reader(lk.snapshot()), condition, None)
     assert 0 < len(listed) < lk.sql("SELECT count(*) FROM episodes").item()
     printed = commands(task="m*", max="0.5", unlabelled='it\'s "odd" $(x)', by="ann")
     run = runner(monkeypatch, capsys)
     assert run(*printed["select"]).code == 0
-    kept = lk.sql("SELECT episode_id FROM selections WHERE kept AND selection = 'chosen'")["episode_id"]
-    assert kept.sort().to_list() == listed.sort().to_list()
+    episode_ids = lk.sql("SELECT episode_id FROM selections WHERE kept AND selection = 'chosen'")["episode_id"]
+    assert episode_ids.sort().to_list() == listed.sort().to_list()
     before = lk.sql("SELECT episode_id FROM episodes")
     assert run(*printed["retract"]).code == 0
-    gone = before.join(lk.sql("SELECT episode_id FROM episodes"), on="episode_id", how="anti")["episode_id"]
-    assert gone.sort().to_list() == listed.sort().to_list()
+    removed_ids = before.join(lk.sql("SELECT episode_id FROM episodes"), on="episode_id", how="anti")["episode_id"]
+    assert removed_ids.sort().to_list() == listed.sort().to_list()
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +87,12 @@ def test_a_list_is_taken_as_its_page_shows_it(
     assert len(links) == len(of)
     monkeypatch.setattr(download, "LISTS", dict.fromkeys(download.LISTS, 2))
     for link, (table, name) in zip(links, of.items(), strict=True):
-        given = {key: values[0] for key, values in parse_qs(unescape(link)).items()}
-        found = list(download.read_list(Reader(lk.snapshot()), given["rows"], given))
-        assert max(part.height for part in found) <= 2
-        listed = [str(value) for part in found for value in part[name]]
+        parameters = {key: values[0] for key, values in parse_qs(unescape(link)).items()}
+        frames = list(download.read_list(Reader(lk.snapshot()), parameters["rows"], parameters))
+        assert max(part.height for part in frames) <= 2
+        listed = [str(value) for part in frames for value in part[name]]
         assert listed == column(at, table, name) != []
-        sent = b"".join(download.write_csv(found))
+        sent = b"".join(download.write_csv(frames))
         assert len(sent.splitlines()) == len(listed) + 1
         assert b",=" not in sent
 

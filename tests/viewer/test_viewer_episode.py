@@ -1,6 +1,5 @@
 """The page of an episode, run by Streamlit without a browser: what its transcript is given, and what is above it."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from testkit.streamlit_pages import assert_sound, elements, episode_id, open_pag
 from viewer.navigation import href
 from viewer.reader import Reader
 from viewer.transcript import page, view_model
-from viewer.transcript.view_model import MAX_STEPS, answer_questions, load_transcript, read_directly
+from viewer.transcript.view_model import MAX_STEPS, answer_questions, load_transcript
 
 
 @pytest.fixture
@@ -191,9 +190,7 @@ def test_the_bar_says_the_outcome_that_the_run_goes_by(tmp_path: Path, monkeypat
     for episode, said in zip(every, ("0.25", "\N{EN DASH}"), strict=True):
         assert f"<span>&lt;judge&gt; {said}</span>" in words(open_page("episode", episode=ids.to_text(episode)))
     group = ids.to_text(rows["group_id"][0])
-    sent = page.render_html(
-        page.load_transcripts(partial(read_directly, Reader(lk.snapshot())), None, None, group)
-    ).decode()
+    sent = page.render_html(page.load_transcripts(Reader(lk.snapshot()).read, None, None, group)).decode()
     assert "<th>Outcome</th>" in sent
     for said in ("0.25", "\N{EN DASH}"):
         assert f"completed \N{MIDDLE DOT} &lt;judge&gt; {said} \N{MIDDLE DOT} 3 steps" in sent

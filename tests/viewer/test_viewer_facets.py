@@ -55,8 +55,8 @@ def reader(lk: Lake) -> Reader:
     return Reader(lk.snapshot())
 
 
-def counted(reader: Reader, facet: str, wanted: EpisodeFilter | None = None) -> dict[str, int]:
-    return dict(episodes.count_facet_values(reader, facet, wanted or EpisodeFilter()).frame.iter_rows())
+def counted(reader: Reader, facet: str, condition: EpisodeFilter | None = None) -> dict[str, int]:
+    return dict(episodes.count_facet_values(reader, facet, condition or EpisodeFilter()).frame.iter_rows())
 
 
 def test_what_there_is_to_count(reader: Reader) -> None:
@@ -81,36 +81,36 @@ def test_a_value_narrows_the_list_to_the_episodes_that_it_counts(reader: Reader,
 
 
 def test_only_the_most_frequent_values_are_shown_and_the_others_counted(reader: Reader) -> None:
-    found = episodes.count_facet_values(reader, "tool", EpisodeFilter(), 1)
-    assert (found.frame.rows(), found.total) == ([("find", 3)], 4)
+    facet_values = episodes.count_facet_values(reader, "tool", EpisodeFilter(), 1)
+    assert (facet_values.frame.rows(), facet_values.total) == ([("find", 3)], 4)
 
 
 def test_columns_without_any_value_are_known(reader: Reader, tmp_path: Path) -> None:
     assert "collection_round" in find_filled_columns(reader)
     assert "stop_reason" not in find_filled_columns(reader)
     bare = build_lake(tmp_path, [rollout("a", 0, 1.0, collection_round=None, policy_version=None, stop_reason="end")])
-    found = find_filled_columns(Reader(bare.snapshot()))
-    assert "stop_reason" in found
-    assert found.isdisjoint({"collection_round", "policy_version"})
+    columns = find_filled_columns(Reader(bare.snapshot()))
+    assert "stop_reason" in columns
+    assert columns.isdisjoint({"collection_round", "policy_version"})
 
 
 def test_scores_stand_beside_the_episodes_that_have_them(reader: Reader) -> None:
-    every = tuple(reader.sql("SELECT episode_id FROM episodes")["episode_id"])
+    episode_ids = tuple(reader.sql("SELECT episode_id FROM episodes")["episode_id"])
     scored = set(reader.sql("SELECT episode_id FROM episodes WHERE task_id IN ('one', 'two')")["episode_id"])
-    found = read_scores(reader, every)
-    assert set(found["episode_id"]) == scored
-    assert set(found["value"]) == {0.5}
+    scores = read_scores(reader, episode_ids)
+    assert set(scores["episode_id"]) == scored
+    assert set(scores["value"]) == {0.5}
     assert read_scores(reader, ()).is_empty()
 
 
 def test_scores_are_the_current_ones_however_often_an_episode_was_scored(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, [rollout(task, 0, 1.0) for task in ("a", "b", "c")])
-    every = tuple(lk.sql("SELECT episode_id FROM episodes")["episode_id"])
+    episode_ids = tuple(lk.sql("SELECT episode_id FROM episodes")["episode_id"])
 
-    def both() -> tuple[list[Any], list[Any]]:
+    def read_both() -> tuple[list[Any], list[Any]]:
         query = "SELECT episode_id, scorer, value FROM current_scores WHERE step_index IS NULL ORDER BY ALL"
-        found = read_scores(Reader(lk.snapshot()), every)
-        return sorted(found.rows()), lk.sql(query).rows()
+        scores = read_scores(Reader(lk.snapshot()), episode_ids)
+        return sorted(scores.rows()), lk.sql(query).rows()
 
     for again in (
         lambda: score(lk, "judge", 0.1, "a", "b"),
@@ -120,6 +120,6 @@ def test_scores_are_the_current_ones_however_often_an_episode_was_scored(tmp_pat
         lambda: score(lk, "judge", 0.5, "b", step=1),
     ):
         again()
-        mine, current = both()
+        mine, current = read_both()
         assert mine == current
         assert mine

@@ -21,11 +21,11 @@ def spec(chart: figures.Chart) -> dict[str, Any]:
 def rows(chart: figures.Chart) -> list[list[dict[str, Any]]]:
     """The data of every layer."""
     document = spec(chart)
-    found = []
+    specifications = []
     for layer in document["layer"]:
         name = layer.get("data", document.get("data", {})).get("name")
-        found.append(document["datasets"].get(name, []))
-    return found
+        specifications.append(document["datasets"].get(name, []))
+    return specifications
 
 
 def curve_frame() -> pl.DataFrame:
@@ -84,10 +84,10 @@ def test_a_metric_of_a_single_point_is_visible() -> None:
 
 def test_alarms_the_average_and_other_jobs_are_drawn_with_the_values() -> None:
     frame = pl.DataFrame({"step": [2, 0, 1], "value": [4.0, 0.0, None]})
-    others = pl.DataFrame({"job": ["b", "a", "b", "a"], "step": [0, 0, 1, 1], "value": [None, 0.0, 2.0, 6.0]})
+    averages = pl.DataFrame({"job": ["b", "a", "b", "a"], "step": [0, 0, 1, 1], "value": [None, 0.0, 2.0, 6.0]})
     colours = {"c": "#111111", "b": "#222222", "a": "#333333"}
     chart = figures.build_metric_chart(
-        frame, "loss", None, span=3, alarms=[(1, 2), (5, 5)], other_curves=others, colours=colours
+        frame, "loss", None, span=3, alarms=[(1, 2), (5, 5)], other_curves=averages, colours=colours
     )
     drawn = rows(chart)
     alarms, beside, values, average, _ = drawn
@@ -150,14 +150,14 @@ def test_signs_add_up_and_unknown_has_its_own_colour() -> None:
 
 def test_signs_of_a_single_update_are_seen_and_a_click_picks_an_update() -> None:
     frame = pl.DataFrame({"step": [0, 1], "positive": [0.5, 0.5], "negative": [0.2, 0.1], "undefined": [0.1, 0.0]})
-    for shown, mark in ((frame, "area"), (frame.head(1), "bar")):
-        document = spec(figures.build_sign_chart(shown, None))
+    for data_frame, mark in ((frame, "area"), (frame.head(1), "bar")):
+        document = spec(figures.build_sign_chart(data_frame, None))
         stacked, points = document["layer"]
         assert stacked["mark"]["type"] == mark
         assert document["params"][0]["views"] == [points["name"]]
         assert document["params"][0]["select"]["fields"] == ["step"]
-        told = [tip["field"] for tip in points["encoding"]["tooltip"]]
-        assert told == ["step", "positive", "zero", "negative", "unknown"]
+        fields = [tip["field"] for tip in points["encoding"]["tooltip"]]
+        assert fields == ["step", "positive", "zero", "negative", "unknown"]
 
 
 def test_no_chart_puts_its_points_into_the_page() -> None:

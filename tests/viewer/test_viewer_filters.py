@@ -50,14 +50,14 @@ def test_the_table_has_one_row_for_each_field_and_each_parameter() -> None:
 
 
 @given(filters, orders)
-def test_a_filter_comes_back_from_its_address(wanted: EpisodeFilter, order: Sort | None) -> None:
-    assert unpack_filter(pack_filter(wanted, order)) == (wanted, order)
+def test_a_filter_comes_back_from_its_address(condition: EpisodeFilter, order: Sort | None) -> None:
+    assert unpack_filter(pack_filter(condition, order)) == (condition, order)
 
 
 @given(st.text())
 def test_any_address_gives_a_filter(garbage: str) -> None:
-    wanted, order = unpack_filter(garbage)
-    assert isinstance(wanted, EpisodeFilter)
+    condition, order = unpack_filter(garbage)
+    assert isinstance(condition, EpisodeFilter)
     assert order is None or order.column in ORDERS
 
 
@@ -86,8 +86,8 @@ def test_nothing_filtered_is_nothing_carried() -> None:
 
 
 def test_ids_are_written_as_people_see_them() -> None:
-    wanted = EpisodeFilter(group=5, update=(7, 3), status=("failed", "aborted"))
-    assert build_parameters(wanted, Sort("outcome", descending=True)) == {
+    condition = EpisodeFilter(group=5, update=(7, 3), status=("failed", "aborted"))
+    assert build_parameters(condition, Sort("outcome", descending=True)) == {
         "group": ids.to_text(5),
         "job": ids.to_text(7),
         "update": "3",

@@ -42,12 +42,12 @@ class Played:
 
     def record(self) -> EpisodeRecord:
         fields: dict[str, Any] = {"error": "gone", "status": "failed"} if self.error == "rollout" else {}
-        made = rollout(self.task, self.index, self.outcome, collection_round=self.round, **fields)
-        made.steps[0].action = self.says
+        record = rollout(self.task, self.index, self.outcome, collection_round=self.round, **fields)
+        record.steps[0].action = self.says
         if self.tool is not None:
-            made.steps[0].tool_calls = [{"function": {"name": self.tool, "arguments": "{}"}}]
-        made.steps[1].state_is_error = self.error == "state"
-        return made
+            record.steps[0].tool_calls = [{"function": {"name": self.tool, "arguments": "{}"}}]
+        record.steps[1].state_is_error = self.error == "state"
+        return record
 
 
 EPISODES = [
@@ -95,121 +95,131 @@ class World:
 
     def values(self, episode: int, facet: str) -> set[str]:
         """What a facet says of an episode."""
-        one = self.played[episode]
-        said = {
-            "tool": one.tool,
-            "failed": one.tool if one.error == "state" else None,
-            "error": one.error,
-            "scorer": None if one.judge is None else "judge",
-            "tag": one.tag,
+        made_episode = self.played[episode]
+        values_of_facets = {
+            "tool": made_episode.tool,
+            "failed": made_episode.tool if made_episode.error == "state" else None,
+            "error": made_episode.error,
+            "scorer": None if made_episode.judge is None else "judge",
+            "tag": made_episode.tag,
         }
-        return self.flags[episode] if facet == "flag" else {value for value in (said[facet],) if value}
+        return self.flags[episode] if facet == "flag" else {value for value in (values_of_facets[facet],) if value}
 
-    def is_wanted(self, episode: int, wanted: EpisodeFilter) -> bool:
+    def is_wanted(self, episode: int, condition: EpisodeFilter) -> bool:
         """Whether an episode is on the list of episodes."""
-        one = self.played[episode]
+        made_episode = self.played[episode]
         return (
-            wanted.run in (None, RUN)
-            and (wanted.task is None or wanted.task.strip("*") in one.task)
-            and wanted.collection_round in (None, one.round)
-            and (wanted.low is None or (one.outcome is not None and one.outcome >= wanted.low))
-            and (wanted.high is None or (one.outcome is not None and one.outcome <= wanted.high))
-            and (not wanted.unscored or one.outcome is None)
-            and (not wanted.status or one.error == "rollout")
-            and all(getattr(wanted, facet) in (None, *self.values(episode, facet)) for facet in FACETS)
-            and (wanted.text is None or wanted.text in one.says)
-            and (wanted.sql is None or one.task != "dead")
+            condition.run in (None, RUN)
+            and (condition.task is None or condition.task.strip("*") in made_episode.task)
+            and condition.collection_round in (None, made_episode.round)
+            and (condition.low is None or (made_episode.outcome is not None and made_episode.outcome >= condition.low))
+            and (
+                condition.high is None or (made_episode.outcome is not None and made_episode.outcome <= condition.high)
+            )
+            and (not condition.unscored or made_episode.outcome is None)
+            and (not condition.status or made_episode.error == "rollout")
+            and all(getattr(condition, facet) in (None, *self.values(episode, facet)) for facet in FACETS)
+            and (condition.text is None or condition.text in made_episode.says)
+            and (condition.sql is None or made_episode.task != "dead")
         )
 
-    def listed(self, wanted: GroupFilter) -> Iterator[int]:
+    def listed(self, condition: GroupFilter) -> Iterator[int]:
         """The groups of a list."""
-        for group, members in (self.merged if wanted.grouping else self.groups).items():
-            outcomes = [self.played[one].outcome for one in members if self.played[one].outcome is not None]
+        for group, members in (self.merged if condition.grouping else self.groups).items():
+            outcomes = [self.played[member].outcome for member in members if self.played[member].outcome is not None]
             signal = "unjudged" if len(outcomes) < 2 else "live" if len(set(outcomes)) > 1 else "dead"
-            if wanted.signal in (None, signal) and any(self.is_wanted(one, wanted.having) for one in members):
+            if condition.signal in (None, signal) and any(
+                self.is_wanted(member, condition.having) for member in members
+            ):
                 yield group
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    lk = build_lake(tmp_path_factory.mktemp("groups"), [one.record() for one in EPISODES])
+    lk = build_lake(tmp_path_factory.mktemp("groups"), [made_episode.record() for made_episode in EPISODES])
     add_credit(lk)
     facts = lk.sql("SELECT run_id, group_id, episode_id, task_id, rollout_index, collection_round FROM episodes")
     rows = facts.to_dicts()
-    by_name = {(one.task, one.index, one.round): one for one in EPISODES}
+    by_name = {(made_episode.task, made_episode.index, made_episode.round): made_episode for made_episode in EPISODES}
     played = {row["episode_id"]: by_name[row["task_id"], row["rollout_index"], row["collection_round"]] for row in rows}
-    judged = facts.with_columns(value=pl.Series([played[one].judge for one in facts["episode_id"]], dtype=pl.Float64))
+    judged = facts.with_columns(
+        value=pl.Series([played[episode_id].judge for episode_id in facts["episode_id"]], dtype=pl.Float64)
+    )
     with lk.job(kind="score", run_id=RUN) as job:
         names = {"scorer": pl.lit("judge"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
         scores = judged.select("run_id", "group_id", "episode_id", "value").drop_nulls().with_columns(**names)
         job.write("scores", scores)
-    labelled = {one: made.tag for one, made in played.items() if made.tag}
-    annotate(lk, [Annotation(episode_id=one, label=tag, text="x") for one, tag in labelled.items()], "ann")
+    labelled = {episode_id: made_episode.tag for episode_id, made_episode in played.items() if made_episode.tag}
+    annotate(
+        lk, [Annotation(episode_id=episode_id, label=tag, text="x") for episode_id, tag in labelled.items()], "ann"
+    )
     run_grouping(lk, Grouping(name="merged", steps=(MergeRuns(),)))
-    found = World(lk, Reader(lk.snapshot()), played)
+    world = World(lk, Reader(lk.snapshot()), played)
     for row in rows:
-        found.groups.setdefault(row["group_id"], []).append(row["episode_id"])
+        world.groups.setdefault(row["group_id"], []).append(row["episode_id"])
     for row in read_grouping(lk.snapshot(), "merged").iter_rows(named=True):
-        found.merged.setdefault(row["group_id"], []).append(row["episode_id"])
+        world.merged.setdefault(row["group_id"], []).append(row["episode_id"])
     for episode, flags in lk.sql("SELECT episode_id, flags FROM current_advantages").iter_rows():
-        found.flags.setdefault(episode, set()).update(filter(None, flags.split(",")))
-    return found
+        world.flags.setdefault(episode, set()).update(filter(None, flags.split(",")))
+    return world
 
 
-def lists(every: bool) -> list[GroupFilter]:
+def lists(is_everything: bool) -> list[GroupFilter]:
     """Each filter of episodes with every signal, as collected and merged; or with none and one of the others."""
     ways = list(product((None, *Signal), (None, "merged")))
     return [
         GroupFilter(having, signal, grouping)
         for number, having in enumerate(FILTERS)
-        for signal, grouping in (ways if every else (ways[0], ways[1 + number % (len(ways) - 1)]))
+        for signal, grouping in (ways if is_everything else (ways[0], ways[1 + number % (len(ways) - 1)]))
     ]
 
 
 EVERY = [False, pytest.param(True, marks=pytest.mark.slow("every filter of groups with every signal and grouping"))]
 
 
-@pytest.mark.parametrize("every", EVERY)
-def test_a_group_is_listed_for_an_episode_that_matches(world: World, every: bool) -> None:
-    for wanted in lists(every):
-        grouping = wanted.grouping
-        expected = sorted(world.listed(wanted))
-        found = groups.read_page(world.reader, wanted, ALL)
-        assert sorted(found["group_id"]) == expected, wanted
-        assert groups.count_groups(world.reader, wanted) == len(expected)
+@pytest.mark.parametrize("is_everything", EVERY)
+def test_a_group_is_listed_for_an_episode_that_matches(world: World, is_everything: bool) -> None:
+    for condition in lists(is_everything):
+        grouping = condition.grouping
+        expected = sorted(world.listed(condition))
+        frame = groups.read_page(world.reader, condition, ALL)
+        assert sorted(frame["group_id"]) == expected, condition
+        assert groups.count_groups(world.reader, condition) == len(expected)
         members = world.merged if grouping else world.groups
-        assert all(row["size"] == len(members[row["group_id"]]) for row in found.to_dicts()), "of all siblings"
+        assert all(row["size"] == len(members[row["group_id"]]) for row in frame.to_dicts()), "of all siblings"
 
 
-@pytest.mark.parametrize("every", EVERY)
+@pytest.mark.parametrize("is_everything", EVERY)
 @pytest.mark.parametrize("facet", FACETS)
-def test_a_facet_counts_groups_and_narrows_to_them(world: World, facet: str, every: bool) -> None:
-    values = {value for one in world.played for value in world.values(one, facet)}
-    thirds = [GroupFilter(), *lists(every)[list(FACETS).index(facet) % 3 :: 3]]
-    for wanted in lists(every) if every else thirds:
-        if getattr(wanted.having, facet) is None:
-            narrowed = {value: replace(wanted, having=replace(wanted.having, **{facet: value})) for value in values}
-            expected = {value: len(list(world.listed(one))) for value, one in narrowed.items()}
-            found = dict(groups.count_group_facet_values(world.reader, facet, wanted).frame.iter_rows())
-            assert found == {value: number for value, number in expected.items() if number}, wanted
+def test_a_facet_counts_groups_and_narrows_to_them(world: World, facet: str, is_everything: bool) -> None:
+    values = {value for episode_id in world.played for value in world.values(episode_id, facet)}
+    thirds = [GroupFilter(), *lists(is_everything)[list(FACETS).index(facet) % 3 :: 3]]
+    for condition in lists(is_everything) if is_everything else thirds:
+        if getattr(condition.having, facet) is None:
+            narrowed = {
+                value: replace(condition, having=replace(condition.having, **{facet: value})) for value in values
+            }
+            expected = {value: len(list(world.listed(condition))) for value, condition in narrowed.items()}
+            counts = dict(groups.count_group_facet_values(world.reader, facet, condition).frame.iter_rows())
+            assert counts == {value: number for value, number in expected.items() if number}, condition
 
 
 def test_scores_of_a_group_are_means_of_its_siblings(world: World) -> None:
     for grouping, members in ((None, world.groups), ("merged", world.merged)):
-        found = groups.read_mean_scores(world.reader, GroupFilter(grouping=grouping), tuple(members))
+        frame = groups.read_mean_scores(world.reader, GroupFilter(grouping=grouping), tuple(members))
         expected = {}
         for group, episodes in members.items():
-            if known := [score for one in episodes if (score := world.played[one].judge) is not None]:
-                expected[group, "judge"] = fmean(known)
-        assert {(row["group_id"], row["scorer"]): row["value"] for row in found.to_dicts()} == pytest.approx(expected)
+            if scores := [score for episode_id in episodes if (score := world.played[episode_id].judge) is not None]:
+                expected[group, "judge"] = fmean(scores)
+        assert {(row["group_id"], row["scorer"]): row["value"] for row in frame.to_dicts()} == pytest.approx(expected)
 
 
 def test_the_pages_of_a_list_are_it_in_its_order(world: World) -> None:
-    wanted = GroupFilter(EpisodeFilter(text="lamp"))
+    condition = GroupFilter(EpisodeFilter(text="lamp"))
     for sort in (None, *(Sort(name, descending=True) for name in ("mean_return", "ways_in"))):
-        whole = groups.read_page(world.reader, wanted, ALL, sort)
-        pages = [groups.read_page(world.reader, wanted, ListWindow(1, at), sort) for at in range(whole.height)]
-        assert pl.concat(pages).equals(whole)
+        frame = groups.read_page(world.reader, condition, ALL, sort)
+        pages = [groups.read_page(world.reader, condition, ListWindow(1, at), sort) for at in range(frame.height)]
+        assert pl.concat(pages).equals(frame)
     tasks = groups.read_page(world.reader, GroupFilter(), ALL)["task_id"].to_list()
     assert tasks == ["alone", "both", "dead", "dead", "later"], "by round, then task"
 
@@ -243,7 +253,7 @@ def test_episodes_that_pages_show_are_a_list_of_their_own(world: World, monkeypa
         "WHERE anchor_episodes > 1 AND step_index = 0 GROUP BY ALL"
     ).row(0)
     assert len(groups_) > 1
-    everywhere = {one for each in groups_ for one in world.groups[each]}
+    everywhere = {episode_id for each in groups_ for episode_id in world.groups[each]}
     for page, address, expected in (
         ("group", {"group": group}, set(world.groups[group])),
         ("group", {"group": group, "anchor": anchor}, set(world.groups[group])),
@@ -251,12 +261,12 @@ def test_episodes_that_pages_show_are_a_list_of_their_own(world: World, monkeypa
     ):
         led = as_lists(open_page(page, **address))
         assert len(led) == (2 if len(address) == 2 else 1)
-        for given in led:
-            shown = column(open_page("episodes", **given), "episodes", "episode_id")
-            assert sorted(shown) == sorted(map(ids.to_text, expected))
+        for parameters in led:
+            shown_ids = column(open_page("episodes", **parameters), "episodes", "episode_id")
+            assert sorted(shown_ids) == sorted(map(ids.to_text, expected))
 
 
 def as_lists(at: Any) -> list[dict[str, str]]:
     """What the links to lists of episodes ask for."""
-    found = re.findall(r"\[As a list of episodes\]\(/episodes\?([^)]*)\)", words(at))
-    return [{name: values[0] for name, values in parse_qs(one).items()} for one in found]
+    queries = re.findall(r"\[As a list of episodes\]\(/episodes\?([^)]*)\)", words(at))
+    return [{name: values[0] for name, values in parse_qs(query).items()} for query in queries]

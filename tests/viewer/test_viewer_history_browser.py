@@ -100,9 +100,9 @@ def test_a_state_that_is_not_there_is_told_and_changes_nothing(page: Any) -> Non
     go(page, "/episodes?as_of=before", "Episodes")
     before = entries(page)
     choose_state(page, HOSTILE)
-    said = page.get_by_test_id("stPopoverBody").get_by_text("cannot name a snapshot")
-    said.wait_for()
-    assert HOSTILE in said.inner_text()
+    note = page.get_by_test_id("stPopoverBody").get_by_text("cannot name a snapshot")
+    note.wait_for()
+    assert HOSTILE in note.inner_text()
     is_of(page, "As of before", 24)
     assert entries(page) == before
     page.goto("/episodes?as_of=nowhere")
@@ -172,7 +172,7 @@ def test_filters_that_pages_share_stay_with_their_page(browsed_page: Any, browse
 
 @pytest.fixture
 def other(browser: Any, running: Viewer) -> Iterator[Any]:
-    """A page of somebody else."""
+    """A page of someone else."""
     with fresh_page(browser, running.address, viewport={"width": 1024, "height": 768}) as opened:
         yield opened
 
@@ -219,11 +219,11 @@ def test_a_view_is_saved_opened_by_others_replaced_and_removed(page: Any, other:
         page.get_by_text("1 to 8 of 8 episodes").wait_for()
     go(other, "/", "Runs")
     opened = views(other)
-    for said in ("there is no view 'nothing'", "No views are saved yet."):
+    for fragment in ("there is no view 'nothing'", "No views are saved yet."):
         name = opened.get_by_role("textbox", name="Name")
-        name.fill("nothing" if "nothing" in said else HOSTILE)
+        name.fill("nothing" if "nothing" in fragment else HOSTILE)
         opened.get_by_role("button", name="Remove the name").click()
-        opened.get_by_text(said).wait_for()
+        opened.get_by_text(fragment).wait_for()
 
 
 # ---------------------------------------------------------------- annotations
@@ -244,8 +244,10 @@ def test_what_was_said_is_taken_back_by_whoever_said_it(page: Any, lk: Lake) -> 
     assert page.get_by_role("spinbutton", name="Number").input_value() == ""
     page.get_by_role("button", name="Take back").click()
     page.get_by_text("Annotations (0)").wait_for()
-    said = lk.sql('SELECT author, value FROM annotations WHERE episode_id = ? ORDER BY "at"', [episode]).rows()
-    assert said == [("ann", 0.5), ("ann", None)]
+    annotation_rows = lk.sql(
+        'SELECT author, value FROM annotations WHERE episode_id = ? ORDER BY "at"', [episode]
+    ).rows()
+    assert annotation_rows == [("ann", 0.5), ("ann", None)]
 
 
 def test_what_is_said_is_said_of_the_step_that_was_opened(browsed_page: Any, browsed_lake: Lake) -> None:
@@ -294,20 +296,20 @@ def test_a_queue_is_answered_by_keys_and_back_returns_to_what_was_answered(
         browsed_page.keyboard.press(key)
     browsed_page.locator("[data-step='0'] .body").wait_for()
     browsed_page.wait_for_function("location.search.includes('step=0')")
-    here, before = address(browsed_page), entries(browsed_page)
+    current, before = address(browsed_page), entries(browsed_page)
     browsed_page.get_by_role("combobox", name="Of").and_(browsed_page.locator("[value='step 0']")).wait_for()
     settled(browsed_page, "Episode")
     browsed_page.keyboard.press("0")
     browsed_page.get_by_text("3 of 4 left to label").wait_for()
     settled(browsed_page, "Episode")
-    assert address(browsed_page)["episode"] != here["episode"]
+    assert address(browsed_page)["episode"] != current["episode"]
     assert "step" not in address(browsed_page)
     assert entries(browsed_page) == before + 1
     browsed_page.go_back()
     browsed_page.locator("[data-step='0'] .body").wait_for()
-    assert address(browsed_page) == here
+    assert address(browsed_page) == current
     query = "SELECT step_index, value FROM latest_annotations WHERE author = 'bob' AND episode_id = ?"
-    assert browsed_lake.sql(query, [ids.from_text(here["episode"])]).rows() == [(0, 0.0)]
+    assert browsed_lake.sql(query, [ids.from_text(current["episode"])]).rows() == [(0, 0.0)]
 
 
 # ---------------------------------------------------------------- SQL
@@ -323,13 +325,13 @@ def test_a_query_is_completed_run_opened_as_a_list_and_come_back_to_by_keys(brow
     field.focus()
     browsed_page.keyboard.press("ControlOrMeta+a")
     browsed_page.keyboard.type("SELECT episode_id, env_return FROM ep")
-    offered = browsed_page.get_by_role("listbox", name="Completions")
-    offered.get_by_role("option", name="episodes table", exact=True).wait_for()
-    names = [option.split()[0] for option in offered.get_by_role("option").all_inner_texts()]
+    completions = browsed_page.get_by_role("listbox", name="Completions")
+    completions.get_by_role("option", name="episodes table", exact=True).wait_for()
+    names = [option.split()[0] for option in completions.get_by_role("option").all_inner_texts()]
     for _ in range(names.index("episodes")):
         browsed_page.keyboard.press("ArrowDown")
     browsed_page.keyboard.press("Enter")
-    offered.wait_for(state="detached")
+    completions.wait_for(state="detached")
     browsed_page.keyboard.type(" WHERE task_id = 'dead' ORDER BY ALL")
     query = "SELECT episode_id, env_return FROM episodes WHERE task_id = 'dead' ORDER BY ALL"
     assert field.input_value() == query

@@ -88,8 +88,8 @@ def test_a_list_is_downloaded_by_its_address_and_by_own_pages_alone(running: Vie
 
 def test_an_episode_and_a_group_are_downloaded_as_one_file(running: Viewer, lk: Lake) -> None:
     episode, group = map(ids.to_text, lk.sql("SELECT episode_id, group_id FROM episodes LIMIT 1").row(0))
-    for what in (f"episode={episode}", f"group={group}"):
-        with urlopen(f"{running.address}/download?format=html&{what}") as answer:
+    for parameter in (f"episode={episode}", f"group={group}"):
+        with urlopen(f"{running.address}/download?format=html&{parameter}") as answer:
             assert answer.headers["content-disposition"] == 'attachment; filename="trajlake.html"'
             assert answer.headers["cross-origin-resource-policy"] == "same-origin"
             assert f'id="episode-{episode}"'.encode() in answer.read()
@@ -105,27 +105,27 @@ def test_an_episode_and_a_group_are_downloaded_as_one_file(running: Viewer, lk: 
 
 @pytest.mark.parametrize("kind", ["missing", "file", "other folder"])
 def test_what_is_no_lake_is_refused_in_one_line_before_anything_starts(tmp_path: Path, kind: str) -> None:
-    place = tmp_path / "here"
+    folder = tmp_path / "here"
     if kind == "file":
-        place.write_text("not a lake")
+        folder.write_text("not a lake")
     elif kind == "other folder":
-        place.mkdir()
-        (place / "notes.txt").write_text("not a lake")
+        folder.mkdir()
+        (folder / "notes.txt").write_text("not a lake")
     before = files(str(tmp_path))
-    done = trajlake("view", "--lake", str(place))
+    done = trajlake("view", "--lake", str(folder))
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"trajlake: {place}")
+    assert line.startswith(f"trajlake: {folder}")
     assert "trajlake ingest" in line
     assert files(str(tmp_path)) == before
 
 
 def test_a_port_in_use_is_refused_in_one_line(lk: Lake, wording: Wording) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
         done = trajlake("view", "--lake", lk.uri, "--port", str(port))
     assert done.returncode == 2
     (line,) = wording(done.stderr, PORT=port).splitlines()
@@ -151,10 +151,10 @@ def test_help_explains_the_command() -> None:
 
 
 def test_the_first_free_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        first = taken.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        first = server.getsockname()[1]
         monkeypatch.setattr(launch, "FIRST_PORT", first)
         assert first < launch.find_free_port(None) < first + 50
         with pytest.raises(UsageError, match=f"port {first} is in use"):
@@ -172,7 +172,7 @@ def test_a_given_port_is_taken_as_it_is() -> None:
 
 def answer(address: str, host: str, origin: str | None = None, *, websocket: bool = True) -> int:
     """The status that a browser gets which takes the viewer for `host` and shows a page of `origin`."""
-    place = urlsplit(address)
+    parts_of_url = urlsplit(address)
     headers = {"Host": host} | ({"Origin": origin} if origin is not None else {})
     if websocket:
         headers |= {
@@ -183,7 +183,7 @@ def answer(address: str, host: str, origin: str | None = None, *, websocket: boo
         }
     path = "/_stcore/stream" if websocket else "/"
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+    with socket.create_connection((parts_of_url.hostname, parts_of_url.port), timeout=30) as connection:
         connection.sendall("\r\n".join(lines).encode())
         return int(connection.recv(200).split()[1])
 
@@ -273,7 +273,9 @@ def test_a_setting_of_the_reader_does_not_open_the_viewer_to_the_network(running
     if not listening.exists():
         pytest.skip("needs /proc/net/tcp to see who listens")
     mine = [line.split()[1] for line in listening.read_text().splitlines()[1:] if line.split()[3] == "0A"]
-    assert [place for place in mine if place.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+    assert [local_address for local_address in mine if local_address.endswith(f":{port:04X}")] == [
+        f"0100007F:{port:04X}"
+    ]
 
 
 def test_a_page_is_written_without_a_word_of_streamlit(lk: Lake, tmp_path: Path) -> None:

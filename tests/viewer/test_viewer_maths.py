@@ -31,8 +31,8 @@ def test_what_is_a_formula(text: str, written: list[str]) -> None:
 
 
 def test_a_formula_is_a_tree_of_mathml() -> None:
-    found = blocks.draw_formulas(r"$\frac{a}{2} < \text{<b>}$")
-    ((tag, attributes, (row,)),) = found.values()
+    formulas = blocks.draw_formulas(r"$\frac{a}{2} < \text{<b>}$")
+    ((tag, attributes, (row,)),) = formulas.values()
     assert (tag, attributes) == ("math", {})
     fraction, less, words = row[2]
     assert fraction == ["mfrac", {}, [["mrow", {}, [["mi", {}, ["a"]]]], ["mrow", {}, [["mn", {}, ["2"]]]]]]
@@ -43,8 +43,8 @@ def test_a_formula_is_a_tree_of_mathml() -> None:
     "tex", [r"\href{javascript:alert(1)}{x}", r"\style{background:url(//x)}{x}", r"\class{a}{x}", r"\hspace{999999px}x"]
 )
 def test_no_address_no_style_no_size_of_a_model_reaches_a_page(tex: str) -> None:
-    said = json.dumps(list(blocks.draw_formulas(f"${tex}$").values()))
-    assert not any(word in said for word in ("javascript", "style", "url", "class", "999999"))
+    document = json.dumps(list(blocks.draw_formulas(f"${tex}$").values()))
+    assert not any(word in document for word in ("javascript", "style", "url", "class", "999999"))
 
 
 @given(st.text(alphabet="\\{}^_&$ab1<>()[] \n", max_size=200) | st.text(max_size=80))

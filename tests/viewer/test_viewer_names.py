@@ -74,9 +74,9 @@ def test_every_list_names_its_rows_and_ends_with_their_ids(lk: Lake) -> None:
     ]
     assert all(len(job) == ids.TEXT_LENGTH for job in column(at, "jobs", "job_id"))
     for page, first in (("episodes", ["run_id", "task_id", "rollout_index"]), ("groups", ["run_id", "task_id"])):
-        shown = columns(open_page(page), page)
-        assert shown[: len(first)] == first
-        assert shown[-1] == "group_id"
+        shown_columns = columns(open_page(page), page)
+        assert shown_columns[: len(first)] == first
+        assert shown_columns[-1] == "group_id"
 
 
 def test_headings_are_names(lk: Lake) -> None:
@@ -100,7 +100,7 @@ def test_pages_with_advantages_say_whose_they_are(lk: Lake) -> None:
     snapshot = lk.snapshot()
     first = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'credit' ORDER BY ended_at LIMIT 1").item()
     row = lk.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").to_dicts()[0]
-    current, then = (f"`{find_credit(snapshot, wanted).title}`" for wanted in (None, ids.to_text(first)))
+    current, then = (f"`{find_credit(snapshot, name).title}`" for name in (None, ids.to_text(first)))
     for page, address in (("episode", {"episode": row["episode_id"]}), ("group", {"group": row["group_id"]})):
         assert f"Advantages by {current}." in words(open_page(page, **address))
         assert f"Advantages by {then}." in words(open_page(page, **address, credit=first))

@@ -41,9 +41,9 @@ Seen = list[tuple[str, list[LoopActivity]]]
 class Watched(list[str]):
     """Lines of a loop; at each of them its lake is asked what it does."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.place = place
+        self.place = folder
         self.seen: Seen = []
 
     def append(self, line: str) -> None:
@@ -52,40 +52,40 @@ class Watched(list[str]):
         self.seen.append((line, training.list_activities(lk, loop_at(lk, job))))
 
 
-def observed(function: Callable[..., Any], said: Watched) -> Callable[..., Any]:
+def observed(function: Callable[..., Any], watched: Watched) -> Callable[..., Any]:
     """The function, which says its name before it does anything."""
 
-    def observing(*given: Any, **named: Any) -> Any:
-        said.append(function.__name__)
-        return function(*given, **named)
+    def observing(*arguments: Any, **named: Any) -> Any:
+        watched.append(function.__name__)
+        return function(*arguments, **named)
 
     return observing
 
 
 def loop_at(lk: Lake, job_id: int) -> Loop:
-    found = training.find_loop(lk, job_id)
-    assert found is not None
-    return found
+    loop = training.find_loop(lk, job_id)
+    assert loop is not None
+    return loop
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LoopResult, Seen]:
     """An undisturbed run of three rounds, evaluated before the first and the third and at the end."""
     folder = tmp_path_factory.mktemp("online")
-    said = Watched(folder / "lake")
+    watched = Watched(folder / "lake")
     config = read_config(str(write_config(folder, save_model(folder / "model"))), {})
     with pytest.MonkeyPatch.context() as patch:
         for module, name in ((manager, "write_counts"), (rollouts, "run_credit"), (learner, "train_round")):
-            patch.setattr(module, name, observed(getattr(module, name), said))
-        done = looped(folder, config, said=said)
-    return folder, done, said.seen
+            patch.setattr(module, name, observed(getattr(module, name), watched))
+        done = looped(folder, config, lines=watched)
+    return folder, done, watched.seen
 
 
 @pytest.fixture
 def lk(run: tuple[Path, LoopResult, Seen], monkeypatch: pytest.MonkeyPatch) -> Lake:
-    found = lake.open(run[0] / "lake")
-    monkeypatch.setenv(ENVIRONMENT, found.uri)
-    return found
+    lk = lake.open(run[0] / "lake")
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    return lk
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_what_a_run_does_is_known_while_it_does_it(run: tuple[Path, LoopResult, 
             (f"round {number + 1}/3", []),
         ]
     expected += [("write_counts", [LoopActivity("evaluating", 2, 6, 6)]), ("version 3", [])]
-    told = [(line.partition(":")[0].partition(",")[0], doing) for line, doing in run[2] if "tasks" not in line]
-    assert told == expected
+    phases = [(line.partition(":")[0].partition(",")[0], doing) for line, doing in run[2] if "tasks" not in line]
+    assert phases == expected
 
 
 def test_rounds_are_what_the_loop_noted_and_what_its_updates_came_to(lk: Lake, loop: Loop) -> None:
@@ -119,13 +119,13 @@ def test_rounds_are_what_the_loop_noted_and_what_its_updates_came_to(lk: Lake, l
     metrics = read_round_metrics(lk, loop.job_id)
     spent = 0.0
     for number in range(3):
-        row, said = rows[number], metrics[number]
-        spent += said["loop/tokens"]
+        row, metrics_of_round = rows[number], metrics[number]
+        spent += metrics_of_round["loop/tokens"]
         assert (row["mean_return"], row["tokens"], row["seconds"], row["live_groups"]) == (
-            said["loop/return"],
-            said["loop/tokens"],
-            said["loop/seconds"],
-            said["loop/live_groups"],
+            metrics_of_round["loop/return"],
+            metrics_of_round["loop/tokens"],
+            metrics_of_round["loop/seconds"],
+            metrics_of_round["loop/live_groups"],
         )
         assert (row["tokens_so_far"], row["first_update"], row["updates"]) == (spent, 2 * number, 2)
         entropies = lk.sql(
@@ -144,27 +144,30 @@ def test_a_point_of_several_rounds_opens_all_their_episodes(
     lk: Lake, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "POINTS", 2)
-    both, alone = training.read_round_curves(lk, loop).to_dicts()
-    assert [(point["round"], point["last"], point["first_update"]) for point in (both, alone)] == [(0, 1, 0), (2, 2, 4)]
-    assert training_sections.build_episodes_address(loop, both) == "/episodes?run=asking&round_from=0&round_to=1"
-    assert training_sections.build_groups_address(loop, both) == training_sections.build_episodes_address(loop, both), (
-        "no list of groups is of several rounds"
-    )
+    curve, alone = training.read_round_curves(lk, loop).to_dicts()
+    assert [(point["round"], point["last"], point["first_update"]) for point in (curve, alone)] == [
+        (0, 1, 0),
+        (2, 2, 4),
+    ]
+    assert training_sections.build_episodes_address(loop, curve) == "/episodes?run=asking&round_from=0&round_to=1"
+    assert training_sections.build_groups_address(loop, curve) == training_sections.build_episodes_address(
+        loop, curve
+    ), "no list of groups is of several rounds"
     assert training_sections.build_groups_address(loop, alone) == "/groups?run=asking&round=2"
 
 
 def test_evaluations_are_those_of_the_loop_with_the_intervals_of_eval(
     run: tuple[Path, LoopResult, Seen], lk: Lake, loop: Loop
 ) -> None:
-    found = {row["version"]: row for row in training.read_evaluations(lk, loop).iter_rows(named=True)}
-    assert set(found) == set(run[1].evaluations) == {0, 2, 3}
-    for version, said in run[1].evaluations.items():
-        row = found[version]
+    rows_by_version = {row["version"]: row for row in training.read_evaluations(lk, loop).iter_rows(named=True)}
+    assert set(rows_by_version) == set(run[1].evaluations) == {0, 2, 3}
+    for version, evaluation in run[1].evaluations.items():
+        row = rows_by_version[version]
         assert (row["success"], row["score"], row["episodes"], row["unscored"]) == (
-            pytest.approx(said.success),
-            pytest.approx(said.score),
-            said.attempts,
-            said.unscored,
+            pytest.approx(evaluation.success),
+            pytest.approx(evaluation.score),
+            evaluation.attempts,
+            evaluation.unscored,
         )
         attempts = read_attempts(
             lk.snapshot(),
@@ -175,7 +178,7 @@ def test_evaluations_are_those_of_the_loop_with_the_intervals_of_eval(
         by_eval = compute_success(attempts).row(0, named=True)
         assert (row["low"], row["high"]) == (pytest.approx(by_eval["low"]), pytest.approx(by_eval["high"]))
     metrics = read_round_metrics(lk, loop.job_id)
-    assert [found[version]["tokens"] for version in (0, 2)] == [
+    assert [rows_by_version[version]["tokens"] for version in (0, 2)] == [
         0,
         metrics[0]["loop/tokens"] + metrics[1]["loop/tokens"],
     ]
@@ -191,10 +194,10 @@ def test_a_finished_run_and_one_of_its_rounds(run: tuple[Path, LoopResult, Seen]
     assert "finished" in text
     assert progress(at) == "3 of 3 rounds"
     assert "Follow" not in text
-    told = facts(at)
-    assert told["Best version"] == str(run[1].best_version)
-    assert told["Held-out success of version 3"] == f"{100 * run[1].evaluations[3].success:.0f} %"
-    assert told["Episodes"] == "48"
+    facts_shown = facts(at)
+    assert facts_shown["Best version"] == str(run[1].best_version)
+    assert facts_shown["Held-out success of version 3"] == f"{100 * run[1].evaluations[3].success:.0f} %"
+    assert facts_shown["Episodes"] == "48"
     assert column(at, "rounds", "round") == ["2", "1", "0"]
     assert opened(at, "rounds") == [0]
     assert "parity" not in columns(at, "rounds"), "nobody pushed"
@@ -230,7 +233,7 @@ def progress(at: AppTest) -> str:
 
 @pytest.fixture
 def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """A run that has begun, and nothing more."""
+    """A run that has started, and nothing more."""
     lk = lake.open(tmp_path / "lake", create=True)
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
     train = lk.job(kind="train", run_id="r", parameters={"loss": {"name": "ppo"}}).__enter__()
@@ -239,7 +242,7 @@ def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 
 
 def begin(lk: Lake, run: str, **parameters: object) -> None:
-    """A `loop` job that goes on for ever."""
+    """A `loop` job that continues for ever."""
     lk.job(kind=LOOP, run_id=run, parameters=parameters).__enter__()
 
 
@@ -289,8 +292,8 @@ def test_the_score_that_is_trained_on_is_shown_by_its_name_and_the_return_beside
     assert column(at, "rounds", "mean_score") == ["1.500", "0.500"]
     assert column(at, "rounds", "carried") == ["3", "0"]
     assert ("mean_return" in columns(at, "rounds")) == (returned is not None)
-    found = training.read_round_curves(lk, loop_at(lk, job.job_id))
-    assert found["mean_score"].to_list() == [0.5, 1.5]
-    shown = "".join(str(element.proto) for element in elements(at) if element.type == "html")
-    assert "Mean judge" in shown
-    assert ("Mean env_return" in shown) == (returned is not None)
+    curves = training.read_round_curves(lk, loop_at(lk, job.job_id))
+    assert curves["mean_score"].to_list() == [0.5, 1.5]
+    html = "".join(str(element.proto) for element in elements(at) if element.type == "html")
+    assert "Mean judge" in html
+    assert ("Mean env_return" in html) == (returned is not None)

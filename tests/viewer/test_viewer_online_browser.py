@@ -1,4 +1,4 @@
-"""The training page in a real browser while `trajlake loop` runs: it moves on by itself."""
+"""The training page in a real browser while `trajlake loop` runs: it moves on alone."""
 
 import os
 import re
@@ -26,10 +26,10 @@ PATIENCE = 240_000
 ROUNDS = re.compile(r"(\d+) of 500 rounds")
 
 
-def begun(place: Path) -> int:
-    """The loop's training job, once it has begun."""
+def wait_for_job(folder: Path) -> int:
+    """The loop's training job, once it has started."""
     deadline = time.monotonic() + PATIENCE / 1000
-    lk = lake.open(place, create=True)
+    lk = lake.open(folder, create=True)
     while time.monotonic() < deadline:
         rows = lk.sql(f"SELECT json_extract_string(parameters, '$.train_job') FROM job_runs WHERE kind = '{LOOP}'")
         if rows.height:
@@ -40,9 +40,9 @@ def begun(place: Path) -> int:
 
 def done(page: Any) -> int:
     """Rounds that the page says are done."""
-    found = ROUNDS.search(page.get_by_test_id("stProgress").inner_text())
-    assert found is not None
-    return int(found.group(1))
+    match = ROUNDS.search(page.get_by_test_id("stProgress").inner_text())
+    assert match is not None
+    return int(match.group(1))
 
 
 @pytest.mark.slow("the training page moves on by itself while `trajlake loop` runs")
@@ -51,11 +51,11 @@ def test_the_page_follows_a_run_and_shows_its_rounds(tmp_path: Path) -> None:
     config = write_config(tmp_path, save_model(tmp_path / "model"))
     running = loop_process(tmp_path, config, "--set", "loop.rounds=500", "--set", "loop.evaluation.every=500")
     try:
-        job = begun(tmp_path / "lake")
-        with viewer(str(tmp_path / "lake")) as shown, chromium() as browser:
+        job = wait_for_job(tmp_path / "lake")
+        with viewer(str(tmp_path / "lake")) as viewer_shown, chromium() as browser:
             page = browser.new_page(viewport={"width": 1440, "height": 1400})
             page.set_default_timeout(PATIENCE)
-            page.goto(f"{shown.address}/training?job={ids.to_text(job)}")
+            page.goto(f"{viewer_shown.address}/training?job={ids.to_text(job)}")
             page.get_by_text("running", exact=True).wait_for()
             page.get_by_test_id("stProgress").wait_for()
             before = done(page)
@@ -85,15 +85,15 @@ def test_points_open_what_they_are_of(tmp_path: Path) -> None:
         "entropy": ("/training", {"job": [job], "round": ["2"], "update": ["4"]}),
         "seconds": ("/training", {"job": [job], "round": ["2"]}),
     }
-    with viewer(str(tmp_path / "lake")) as shown, chromium() as browser:
+    with viewer(str(tmp_path / "lake")) as viewer_shown, chromium() as browser:
         page = browser.new_page(viewport={"width": 1440, "height": 1400})
         page.set_default_timeout(PATIENCE)
-        for name, (path, asked) in expected.items():
-            page.goto(f"{shown.address}/training?job={job}&axis=Tokens")
+        for name, (path, parameters) in expected.items():
+            page.goto(f"{viewer_shown.address}/training?job={job}&axis=Tokens")
             chart = page.locator(f".st-key-loop-{name}").get_by_test_id("stVegaLiteChart")
             chart.locator("canvas").first.wait_for()
             box = chart.bounding_box()
             page.mouse.click(box["x"] + box["width"] * 0.95, box["y"] + box["height"] / 2)
             page.wait_for_url(lambda url, was=page.url: url != was)
-            found = urlsplit(page.url)
-            assert (found.path, parse_qs(found.query)) == (path, asked), name
+            parts_of_url = urlsplit(page.url)
+            assert (parts_of_url.path, parse_qs(parts_of_url.query)) == (path, parameters), name

@@ -28,7 +28,7 @@ def times(began: list[float | None], took: list[float | None]) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "said"),
+    ("tool", "arguments", "summary"),
     [
         (None, None, "go left"),
         ("f", '{"command": "ls\\n-la", "n": 2}', "command: ls -la, n: 2"),
@@ -37,13 +37,13 @@ def times(began: list[float | None], took: list[float | None]) -> pl.DataFrame:
         ("f", None, ""),
     ],
 )
-def test_what_a_step_did(tool: str | None, arguments: str | None, said: str) -> None:
-    assert outline.describe_action({"tool": tool, "arguments": arguments, "action": "go\nleft"}) == said
+def test_what_a_step_did(tool: str | None, arguments: str | None, summary: str) -> None:
+    assert outline.describe_action({"tool": tool, "arguments": arguments, "action": "go\nleft"}) == summary
 
 
 def test_calls_with_known_starts_are_where_they_were() -> None:
-    found = outline.compute_waterfall(times([0.0, 5.0, None], [2.0, 5.0, 1.0]))
-    assert found == [(0.0, 20.0), (50.0, 50.0), None]
+    waterfall = outline.compute_waterfall(times([0.0, 5.0, None], [2.0, 5.0, 1.0]))
+    assert waterfall == [(0.0, 20.0), (50.0, 50.0), None]
 
 
 def test_without_starts_calls_are_laid_end_to_end() -> None:
@@ -53,8 +53,8 @@ def test_without_starts_calls_are_laid_end_to_end() -> None:
 
 @given(st.lists(st.tuples(st.none() | st.floats(0, 1e6), st.none() | st.floats(0, 1e4)), min_size=1))
 def test_every_bar_stays_in_its_track(calls: list[tuple[float | None, float | None]]) -> None:
-    found = outline.compute_waterfall(times([start for start, _ in calls], [length for _, length in calls]))
-    for bar, (_, length) in zip(found, calls, strict=True):
+    waterfall = outline.compute_waterfall(times([start for start, _ in calls], [length for _, length in calls]))
+    for bar, (_, length) in zip(waterfall, calls, strict=True):
         assert length is not None or bar is None
         assert bar is None or (bar[0] >= 0 and bar[1] >= 0 and sum(bar) <= 100.02)
 
@@ -65,18 +65,18 @@ def test_a_repeat_ends_where_the_reward_or_the_state_differs(tmp_path: Path) -> 
         step.action = "look"
     record.steps[6].reward = 1.0
     lk = build_lake(tmp_path, [record])
-    found = transcripts.read_outline(lk.snapshot(), only_episode(lk), ALL)
-    assert outline.find_repeats(found) == [{"first": 0, "last": 5, "period": 1, "times": 6}]
+    outline_rows = transcripts.read_outline(lk.snapshot(), only_episode(lk), ALL)
+    assert outline.find_repeats(outline_rows) == [{"first": 0, "last": 5, "period": 1, "times": 6}]
 
 
 def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_failed(tmp_path: Path) -> None:
-    """In a line, on a page that ends there, in the opened step, and beside siblings the same."""
+    """In a line, on a page that ends there, in the opened step, and next to siblings the same."""
     record = rollout("t", 0, 0.0, num_steps=4)
     record.steps[1].state, record.steps[1].state_is_error = "Error: 404", True
     record.steps[3].state, record.steps[3].state_is_error = "", False
     lk = build_lake(tmp_path, [record])
     snapshot, episode = lk.snapshot(), only_episode(lk)
-    told = [
+    messages = [
         [("failed: error", "red")],
         [("came from an error", "gray")],
         [("empty reply", "orange")],
@@ -87,7 +87,9 @@ def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_
     opened = transcripts.read_steps(snapshot, episode, [3, 2, 1, 0])
     beside = transcripts.read_step_texts(snapshot, [(episode, step) for step in range(4)]).sort("step_index")
     for frame in (listed, pages, opened, beside):
-        assert [[mark[:2] for mark in outline.list_reply_faults(row)] for row in frame.iter_rows(named=True)] == told
+        assert [
+            [mark[:2] for mark in outline.list_reply_faults(row)] for row in frame.iter_rows(named=True)
+        ] == messages
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +147,8 @@ def rescore(lk: Lake, checkpoint: str, logprobs: list[float], log_ratio: float |
 
 def strips(lk: Lake, step: int) -> list[dict[str, Any]]:
     snapshot, episode = lk.snapshot(), only_episode(lk)
-    asked = (transcripts.read_tokens, transcripts.read_rescored_tokens)
-    return tokens.build_strips(*(query(snapshot, episode, step).to_dicts() for query in asked))
+    queries = (transcripts.read_tokens, transcripts.read_rescored_tokens)
+    return tokens.build_strips(*(query(snapshot, episode, step).to_dicts() for query in queries))
 
 
 def test_a_token_strip_has_what_is_stored_and_says_what_is_not(lk: Lake) -> None:
@@ -179,9 +181,9 @@ def test_without_the_policys_own_there_is_no_ratio() -> None:
     encoding = {"encoding_id": 1, "provenance": "rendered", "n_action": 1, "n_trained": 1, "action_ids": [4]}
     unknown = ("policy_version", "temperature", "logprobs_mode", "engine", "version_spans", "constrained")
     row = encoding | {"action_mask": [True], "action_logprobs": None} | dict.fromkeys(unknown)
-    seen = {"series_id": 1, "encoding_id": 1, "checkpoint": "now", "log_ratio": None, "logprobs": [-1.0]}
-    seen["entropies"] = None
-    (strip,) = tokens.build_strips([row], [seen, seen | {"encoding_id": 2}])
+    rescored = {"series_id": 1, "encoding_id": 1, "checkpoint": "now", "log_ratio": None, "logprobs": [-1.0]}
+    rescored["entropies"] = None
+    (strip,) = tokens.build_strips([row], [rescored, rescored | {"encoding_id": 2}])
     assert [track["label"] for track in strip["tracks"]] == ["now: log-probability"]
     assert "policy that sampled" in strip["notes"][0]
     assert strip["notes"][1].startswith("No entropy under now:")

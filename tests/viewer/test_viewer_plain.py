@@ -59,10 +59,10 @@ def test_a_chip_inside_a_sentence_ends_where_it_should(text: str) -> None:
 @with_examples
 @given(text=foreign)
 def test_visible_text_can_be_sent_and_holds_no_control_character(text: str) -> None:
-    shown = visible(text)
-    shown.encode("utf-8")
-    assert [char for char in shown if not char.isprintable() and char not in "\n\t" and ord(char) < 0xA0] == []
-    assert not set(shown) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200b\u200e\u200f\ufeff")
+    rendered = visible(text)
+    rendered.encode("utf-8")
+    assert [char for char in rendered if not char.isprintable() and char not in "\n\t" and ord(char) < 0xA0] == []
+    assert not set(rendered) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200b\u200e\u200f\ufeff")
 
 
 @given(st.text(string.printable.replace("\r", "").replace("\x0b", "").replace("\x0c", "")))
@@ -71,7 +71,7 @@ def test_plain_text_is_left_as_it_is(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("\x1b[31mred", r"\x1b[31mred"),
         ("\u202eevil", r"\u202eevil"),
@@ -81,8 +81,8 @@ def test_plain_text_is_left_as_it_is(text: str) -> None:
         ("na\u00efve \u6f22\u5b57 \U0001f600", "na\u00efve \u6f22\u5b57 \U0001f600"),
     ],
 )
-def test_control_and_direction_characters_are_spelled_out(text: str, shown: str) -> None:
-    assert visible(text) == shown
+def test_control_and_direction_characters_are_spelled_out(text: str, expected: str) -> None:
+    assert visible(text) == expected
 
 
 @given(st.text(), st.integers(2, 30))
@@ -106,19 +106,19 @@ def test_a_slug_holds_nothing_that_markdown_reads(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [(None, "\u2013"), (0, "0"), (0.0, "0"), (1234567, "1,234,567"), (0.5, "0.5"), (1 / 3, "0.333"), (2e-5, "2e-05")],
 )
-def test_numbers(value: float | None, shown: str) -> None:
-    assert number(value) == shown
+def test_numbers(value: float | None, expected: str) -> None:
+    assert number(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [(None, "\u2013"), (0.0, "0"), (-0.0, "0"), (0.25, "+0.250"), (-1.5, "\u22121.500"), (-1e-7, "\u22121e-07")],
 )
-def test_signed_numbers_tell_zero_from_unknown(value: float | None, shown: str) -> None:
-    assert signed(value) == shown
+def test_signed_numbers_tell_zero_from_unknown(value: float | None, expected: str) -> None:
+    assert signed(value) == expected
 
 
 def test_percentages() -> None:
@@ -126,8 +126,8 @@ def test_percentages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [(0.0, "0 s"), (0.2123, "0.212 s"), (45.31, "45.3 s"), (725, "12 min 5 s"), (12_000, "3 h 20 min")],
 )
-def test_durations_are_told_in_the_unit_that_people_use(value: float, shown: str) -> None:
-    assert seconds(value) == shown
+def test_durations_are_told_in_the_unit_that_people_use(value: float, expected: str) -> None:
+    assert seconds(value) == expected

@@ -95,19 +95,19 @@ def training_job(snap: Reader) -> int:
     return int(snap.sql("SELECT job_id FROM job_runs WHERE kind = 'train'").item())
 
 
-def find(facts: Rows, **wanted: Any) -> dict[str, Any]:
+def find(facts: Rows, **fields: Any) -> dict[str, Any]:
     """The one row with these values."""
-    (row,) = [row for row in facts if all(row[name] == value for name, value in wanted.items())]
+    (row,) = [row for row in facts if all(row[name] == value for name, value in fields.items())]
     return row
 
 
 # ---------------------------------------------------------------- episodes
 
 
-def matches(row: dict[str, Any], texts: list[str], wanted: EpisodeFilter) -> bool:
+def matches(row: dict[str, Any], texts: list[str], condition: EpisodeFilter) -> bool:
     """The filter, spelled out for one episode and the text of each of its steps."""
     value = row["env_return"]
-    task = wanted.task
+    task = condition.task
     by_task = task is None or (
         row["task_id"] == task
         if "*" not in task
@@ -115,15 +115,15 @@ def matches(row: dict[str, Any], texts: list[str], wanted: EpisodeFilter) -> boo
     )
     return (
         by_task
-        and wanted.run in (None, row["run_id"])
-        and (not wanted.status or row["status"] in wanted.status)
-        and wanted.group in (None, row["group_id"])
-        and (wanted.low is None or (value is not None and value >= wanted.low))
-        and (wanted.high is None or (value is not None and value <= wanted.high))
-        and (not wanted.unscored or value is None)
-        and wanted.collection_round in (None, row["collection_round"])
-        and wanted.policy_version in (None, row["policy_version"])
-        and (wanted.text is None or any(holds(text, wanted.text) for text in texts))
+        and condition.run in (None, row["run_id"])
+        and (not condition.status or row["status"] in condition.status)
+        and condition.group in (None, row["group_id"])
+        and (condition.low is None or (value is not None and value >= condition.low))
+        and (condition.high is None or (value is not None and value <= condition.high))
+        and (not condition.unscored or value is None)
+        and condition.collection_round in (None, row["collection_round"])
+        and condition.policy_version in (None, row["policy_version"])
+        and (condition.text is None or any(holds(text, condition.text) for text in texts))
     )
 
 
@@ -155,19 +155,21 @@ orders = st.none() | st.builds(Sort, st.sampled_from(sorted(episodes.ORDERS)), s
 
 
 @settings(max_examples=examples(50))
-@given(wanted=filters, order=orders, size=st.integers(1, 9))
-@example(wanted=EpisodeFilter(low=0.5, high=0.5), order=None, size=9)
+@given(condition=filters, order=orders, size=st.integers(1, 9))
+@example(condition=EpisodeFilter(low=0.5, high=0.5), order=None, size=9)
 def test_pages_hold_every_matching_episode_once(
-    snap: Reader, facts: Rows, steps: Rows, wanted: EpisodeFilter, order: Sort | None, size: int
+    snap: Reader, facts: Rows, steps: Rows, condition: EpisodeFilter, order: Sort | None, size: int
 ) -> None:
     texts = defaultdict(list)
     for step in steps:
         texts[step["episode_id"]].append(f"{step['state']} {step['action']} {step['reasoning'] or ''}")
-    expected = {row["episode_id"] for row in facts if matches(row, texts[row["episode_id"]], wanted)}
+    expected = {row["episode_id"] for row in facts if matches(row, texts[row["episode_id"]], condition)}
 
-    total = episodes.compute_totals(snap, wanted)["episodes"]
+    total = episodes.compute_totals(snap, condition)["episodes"]
     assert total == len(expected)
-    pages = [episodes.read_page(snap, wanted, order, ListWindow.page(n, size)) for n in range(1, -(-total // size) + 2)]
+    pages = [
+        episodes.read_page(snap, condition, order, ListWindow.page(n, size)) for n in range(1, -(-total // size) + 2)
+    ]
     listed = pl.concat(pages)["episode_id"].to_list()
     assert len(listed) == len(set(listed))
     assert set(listed) == expected
@@ -177,33 +179,33 @@ def test_pages_hold_every_matching_episode_once(
 
 @pytest.mark.parametrize("order", [None, *map(Sort, episodes.ORDERS), _falling("outcome")])
 def test_previous_and_next_walk_the_list_in_its_order(snap: Reader, order: Sort | None) -> None:
-    wanted = EpisodeFilter(run=RUN, status=("completed",))
-    listed = episodes.read_page(snap, wanted, order, ALL)["episode_id"].to_list()
+    condition = EpisodeFilter(run=RUN, status=("completed",))
+    listed = episodes.read_page(snap, condition, order, ALL)["episode_id"].to_list()
     for position, episode_id in enumerate(listed, start=1):
-        place = episodes.find_position(snap, wanted, order, episode_id)
-        assert place is not None
-        assert (place.position, place.total) == (position, len(listed))
-        assert place.previous == (listed[position - 2] if position > 1 else None)
-        assert place.next == (listed[position] if position < len(listed) else None)
+        position_found = episodes.find_position(snap, condition, order, episode_id)
+        assert position_found is not None
+        assert (position_found.position, position_found.total) == (position, len(listed))
+        assert position_found.previous == (listed[position - 2] if position > 1 else None)
+        assert position_found.next == (listed[position] if position < len(listed) else None)
 
 
 def test_a_place_beyond_the_first_part_of_a_list_is_that_in_the_whole(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(episodes, "FIRST", 4)
-    reader, wanted = Reader(snapshot), EpisodeFilter(run=RUN)
-    listed = [None, *episodes.list_episodes(reader, wanted, None), None]
+    reader, condition = Reader(snapshot), EpisodeFilter(run=RUN)
+    listed = [None, *episodes.list_episodes(reader, condition, None), None]
     for position in (1, 3, 4, 5, len(listed) - 2):
-        place = episodes.find_position(reader, wanted, None, listed[position])
-        assert place is not None
-        assert (place.position, place.total) == (position, len(listed) - 2)
-        assert (place.previous, place.next) == (listed[position - 1], listed[position + 1])
+        position_found = episodes.find_position(reader, condition, None, listed[position])
+        assert position_found is not None
+        assert (position_found.position, position_found.total) == (position, len(listed) - 2)
+        assert (position_found.previous, position_found.next) == (listed[position - 1], listed[position + 1])
 
 
 def test_an_episode_that_the_filter_leaves_out_has_no_place(snap: Reader, facts: Rows) -> None:
     failed = next(row for row in facts if row["status"] == "failed")
-    wanted = EpisodeFilter(status=("completed",))
-    assert episodes.find_position(snap, wanted, None, failed["episode_id"]) is None
+    condition = EpisodeFilter(status=("completed",))
+    assert episodes.find_position(snap, condition, None, failed["episode_id"]) is None
 
 
 @pytest.mark.parametrize(
@@ -242,34 +244,34 @@ def test_wildcards_of_sql_are_ordinary_characters(snap: Reader) -> None:
 def test_totals_count_unscored_episodes_but_do_not_average_them(snap: Reader, facts: Rows) -> None:
     mine = [row for row in facts if row["run_id"] == RUN]
     scored = [row["env_return"] for row in mine if row["env_return"] is not None]
-    found = episodes.compute_totals(snap, EpisodeFilter(run=RUN))
-    assert found["episodes"] == len(mine) > found["scored"] == len(scored)
-    assert found["mean_return"] == pytest.approx(statistics.fmean(scored))
-    assert found["groups"] == len({row["group_id"] for row in mine})
+    totals = episodes.compute_totals(snap, EpisodeFilter(run=RUN))
+    assert totals["episodes"] == len(mine) > totals["scored"] == len(scored)
+    assert totals["mean_return"] == pytest.approx(statistics.fmean(scored))
+    assert totals["groups"] == len({row["group_id"] for row in mine})
 
 
 def test_totals_of_nothing_are_unknown_not_0(snap: Reader) -> None:
-    found = episodes.compute_totals(snap, EpisodeFilter(run="nobody"))
-    assert found == {"episodes": 0, "groups": 0, "scored": 0, "mean_return": None, "mean_steps": None}
+    totals = episodes.compute_totals(snap, EpisodeFilter(run="nobody"))
+    assert totals == {"episodes": 0, "groups": 0, "scored": 0, "mean_return": None, "mean_steps": None}
 
 
 def test_the_batch_of_an_update_as_a_filter(snap: Reader, training_job: int) -> None:
     batch = snap.sql("SELECT episode_id FROM batches WHERE optimizer_step = 2")["episode_id"].to_list()
-    found = episodes.read_page(snap, EpisodeFilter(update=(training_job, 2)), None, ALL)
-    assert sorted(found["episode_id"]) == sorted(batch)
+    frame = episodes.read_page(snap, EpisodeFilter(update=(training_job, 2)), None, ALL)
+    assert sorted(frame["episode_id"]) == sorted(batch)
     assert episodes.compute_totals(snap, EpisodeFilter(update=(training_job, 99)))["episodes"] == 0
 
 
 @settings(max_examples=examples(50))
-@given(wanted=filters)
+@given(condition=filters)
 @example(EpisodeFilter(score="env_return", low=0.5))
 @example(EpisodeFilter(run=ODD))
 @example(EpisodeFilter(task=ODD))
-def test_a_predicate_names_the_episodes_of_a_list(snap: Reader, wanted: EpisodeFilter) -> None:
-    where = episodes.build_predicate(snap, wanted)
+def test_a_predicate_names_the_episodes_of_a_list(snap: Reader, condition: EpisodeFilter) -> None:
+    where = episodes.build_predicate(snap, condition)
     assert where is not None
     named = select_where(snap, ["episode_id"], where or None, may_be_empty=True)["episode_id"].to_list()
-    assert named == sorted(episodes.read_page(snap, wanted, None, ALL)["episode_id"])
+    assert named == sorted(episodes.read_page(snap, condition, None, ALL)["episode_id"])
 
 
 def test_a_predicate_knows_the_outcome_that_a_scorer_gives(tmp_path: Path) -> None:
@@ -285,10 +287,10 @@ def test_a_predicate_knows_the_outcome_that_a_scorer_gives(tmp_path: Path) -> No
 
 
 def test_a_search_that_found_many_has_no_predicate(snap: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = EpisodeFilter(text="hall")
-    assert episodes.build_predicate(snap, wanted)
+    condition = EpisodeFilter(text="hall")
+    assert episodes.build_predicate(snap, condition)
     monkeypatch.setattr(episodes, "_MOST_IDS", 3)
-    assert episodes.build_predicate(snap, wanted) is None
+    assert episodes.build_predicate(snap, condition) is None
 
 
 @pytest.mark.parametrize("write", [download.write_csv, download.write_jsonl, download.write_parquet])
@@ -296,19 +298,19 @@ def test_a_downloaded_file_holds_the_whole_list_in_its_order(
     snap: Reader, monkeypatch: pytest.MonkeyPatch, write: Callable[[Iterable[pl.DataFrame]], Iterable[bytes]]
 ) -> None:
     monkeypatch.setattr(episodes, "PART_ROWS", 5)
-    wanted, order = EpisodeFilter(text="hall"), _falling("num_steps")
-    sent = list(write(episodes.read_parts(snap, wanted, order)))
+    condition, order = EpisodeFilter(text="hall"), _falling("num_steps")
+    sent = list(write(episodes.read_parts(snap, condition, order)))
     assert len(sent) >= 4, "part by part"
     data = BytesIO(b"".join(sent))
-    found = {
+    episode_ids = {
         download.write_csv: pl.read_csv,
         download.write_jsonl: pl.read_ndjson,
         download.write_parquet: pl.read_parquet,
     }[write](data)
-    listed = episodes.read_page(snap, wanted, order, ALL)
-    assert found["episode_id"].to_list() == [ids.to_text(value) for value in listed["episode_id"]]
-    assert found["task_id"].cast(pl.String).to_list() == listed["task_id"].to_list()
-    assert found["found_step"].to_list() == listed["found_step"].to_list()
+    listed = episodes.read_page(snap, condition, order, ALL)
+    assert episode_ids["episode_id"].to_list() == [ids.to_text(value) for value in listed["episode_id"]]
+    assert episode_ids["task_id"].cast(pl.String).to_list() == listed["task_id"].to_list()
+    assert episode_ids["found_step"].to_list() == listed["found_step"].to_list()
 
 
 def test_a_list_of_nothing_is_a_file_with_names(snap: Reader) -> None:
@@ -332,21 +334,25 @@ def test_a_downloaded_csv_runs_nothing_in_a_spreadsheet() -> None:
     assert rows[1:] == [[f"'{text}"] * len(columns) for text in FORMULAS]
 
 
+def read_excerpts(reader: Reader, text: str, page: pl.DataFrame) -> pl.DataFrame:
+    return episodes.read_excerpts(reader, text, tuple(page.select("episode_id", "found_step").rows()))
+
+
 def test_a_search_says_where_the_text_stands(snap: Reader) -> None:
     page = episodes.read_page(snap, EpisodeFilter(run=RUN, text="HALL plan"), None, ALL)
-    found = episodes.read_excerpts(snap, "HALL plan", page)
+    frame = read_excerpts(snap, "HALL plan", page)
     assert set(page["found_step"]) == {1}, "the first state is a gate, the second a hall"
     assert set(page["found_steps"]) == {1}
-    assert set(found["episode_id"]) == set(page["episode_id"])
-    assert set(found["found_in"]) == {"reasoning"}
-    assert all(text.startswith("Plan 1 of rollout ") for text in found["excerpt"])
+    assert set(frame["episode_id"]) == set(page["episode_id"])
+    assert set(frame["found_in"]) == {"reasoning"}
+    assert all(text.startswith("Plan 1 of rollout ") for text in frame["excerpt"])
 
 
 def test_a_search_finds_messages_too(snap: Reader) -> None:
     page = episodes.read_page(snap, EpisodeFilter(text='"through a MAZE"'), None, ALL)
     assert page.height == episodes.compute_totals(snap, EpisodeFilter())["episodes"]
     assert set(page["found_step"]) == {None}
-    assert set(episodes.read_excerpts(snap, '"through a MAZE"', page)["found_in"]) == {"first messages"}
+    assert set(read_excerpts(snap, '"through a MAZE"', page)["found_in"]) == {"first messages"}
 
 
 def test_a_search_shows_what_was_said(tmp_path: Path) -> None:
@@ -358,14 +364,14 @@ def test_a_search_shows_what_was_said(tmp_path: Path) -> None:
     reader = Reader(lk.snapshot())
     page = episodes.read_page(reader, EpisodeFilter(text="guessed code"), None, ALL)
     assert page.select("episode_id", "found_step", "found_steps").rows() == [(rows["episode_id"][0], None, 1)]
-    (found,) = episodes.read_excerpts(reader, "guessed code", page).rows()
-    assert found[1:] == ("said by judge", "It guessed the code.")
+    (row,) = read_excerpts(reader, "guessed code", page).rows()
+    assert row[1:] == ("said by judge", "It guessed the code.")
     with lk.job(kind="score") as job:  # of a step that no episode has: what was imported may be wrong
         named["reason"] = pl.lit("It never was here.")
         job.write("scores", rows.with_columns(value=pl.lit(0.0), step_index=pl.lit(99, pl.Int32), **named))
     reader = Reader(lk.snapshot())
     page = episodes.read_page(reader, EpisodeFilter(text="never was"), None, ALL)
-    assert episodes.read_excerpts(reader, "never was", page)["excerpt"].to_list() == ["It never was here."]
+    assert read_excerpts(reader, "never was", page)["excerpt"].to_list() == ["It never was here."]
 
 
 def test_a_search_for_nothing_is_told(snap: Reader) -> None:
@@ -478,14 +484,14 @@ def test_a_long_curve_is_put_together(tmp_path: Path, monkeypatch: pytest.Monkey
     assert points["episodes"].to_list() == [3, 3, 3, 1]
     assert points["last"].to_list() == [2, 5, 8, 11]
     ends = [EpisodeFilter(run=RUN, round_from=x, round_to=last) for x, last in points.select("x", "last").iter_rows()]
-    assert [episodes.compute_totals(lk.snapshot(), wanted)["episodes"] for wanted in ends] == [3, 3, 3, 1]
+    assert [episodes.compute_totals(lk.snapshot(), condition)["episodes"] for condition in ends] == [3, 3, 3, 1]
 
 
 def test_tasks_hardest_first(snap: Reader) -> None:
-    found = runs.read_tasks(snap, RUN, 1.0, ALL)
-    assert found["task_id"].to_list() == ["partial", "mixed", "dead"]
-    assert found["success"].to_list() == pytest.approx([2 / 6, 3 / 8, 1.0])
-    assert found["scored"].to_list() == [6, 8, 8]
+    tasks = runs.read_tasks(snap, RUN, 1.0, ALL)
+    assert tasks["task_id"].to_list() == ["partial", "mixed", "dead"]
+    assert tasks["success"].to_list() == pytest.approx([2 / 6, 3 / 8, 1.0])
+    assert tasks["scored"].to_list() == [6, 8, 8]
     assert runs.count_tasks_by_success(snap, RUN, 1.0)["tasks"].sum() == 3
 
 
@@ -556,14 +562,14 @@ def test_a_score_that_comes_later_does_not_change_the_outcome_of_a_run(tmp_path:
 def test_the_chosen_outcome_is_shown_filtered_and_ordered(
     judged: Reader, score: str | None, outcome: list[float | None]
 ) -> None:
-    def listed(**wanted: Any) -> list[float | None]:
-        return episodes.read_page(judged, EpisodeFilter(score=score, **wanted), _falling("outcome"), ALL)[
+    def listed(**filters: Any) -> list[float | None]:
+        return episodes.read_page(judged, EpisodeFilter(score=score, **filters), _falling("outcome"), ALL)[
             "outcome"
         ].to_list()
 
-    known = sorted((value for value in outcome if value is not None), reverse=True)
-    assert listed() == known + [None] * outcome.count(None)
-    assert listed(low=0.5) == [value for value in known if value >= 0.5]
+    outcomes_known = sorted((value for value in outcome if value is not None), reverse=True)
+    assert listed() == outcomes_known + [None] * outcome.count(None)
+    assert listed(low=0.5) == [value for value in outcomes_known if value >= 0.5]
     assert listed(unscored=True) == [None] * outcome.count(None)
     (group,) = groups.read_page(judged, GroupFilter(EpisodeFilter(run="chats", score=score)), ALL).to_dicts()
     assert group["scored"] == sum(value is not None for value in outcome[:3])
@@ -575,16 +581,16 @@ def test_the_chosen_outcome_is_shown_filtered_and_ordered(
 
 
 def test_tokens_that_only_the_calls_tell_are_added_up_if_every_call_tells_them(tmp_path: Path) -> None:
-    told, half = rollout("told", 0, 1.0), rollout("half", 0, 1.0)
-    for step in told.steps:
+    complete, half = rollout("told", 0, 1.0), rollout("half", 0, 1.0)
+    for step in complete.steps:
         step.prompt_tokens, step.cost = 10, 0.5
     half.steps[0].prompt_tokens = 10
-    snap = build_lake(tmp_path, [told, half]).snapshot()
-    found = [
+    snap = build_lake(tmp_path, [complete, half]).snapshot()
+    expected = [
         transcripts.read_episode(snap, i)
         for i in snap.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
     ]
-    assert [(row["prompt_tokens"], row["completion_tokens"], row["cost"]) for row in found if row] == [
+    assert [(row["prompt_tokens"], row["completion_tokens"], row["cost"]) for row in expected if row] == [
         (None, None, None),
         (30, None, 1.5),
     ]
@@ -592,9 +598,9 @@ def test_tokens_that_only_the_calls_tell_are_added_up_if_every_call_tells_them(t
 
 def test_an_episode_and_its_steps(snap: Reader, facts: Rows) -> None:
     row = find(facts, task_id="mixed", rollout_index=2, collection_round=1)
-    found = transcripts.read_episode(snap, row["episode_id"])
-    assert found is not None
-    assert (found["task_id"], found["env_return"], found["num_steps"]) == ("mixed", 0.0, 3)
+    episode = transcripts.read_episode(snap, row["episode_id"])
+    assert episode is not None
+    assert (episode["task_id"], episode["env_return"], episode["num_steps"]) == ("mixed", 0.0, 3)
     listed = transcripts.read_steps(snap, row["episode_id"], [2, 1, 9])
     assert listed["step_index"].to_list() == [1, 2]
     assert listed["state"].to_list() == ["You are in hall 0.", "You are on path 2.2."]
@@ -647,25 +653,25 @@ def test_the_ledger_is_what_the_job_wrote(snap: Reader, snapshot: Snapshot, fact
     row = find(facts, task_id="mixed", rollout_index=1, collection_round=0)
     mine = (pl.col("episode_id") == row["episode_id"]) & (pl.col("series_id") == credit_job.series_id)
     expected = snapshot.scan("advantages").filter(mine).sort("step_index").collect()
-    found = training.read_advantages(snap, row["episode_id"], credit_job)
-    assert found.equals(expected.select(found.columns))
+    frame = training.read_advantages(snap, row["episode_id"], credit_job)
+    assert frame.equals(expected.select(frame.columns))
     assert training.read_advantages(snap, 1, credit_job).is_empty()
 
 
 def test_a_series_counts_with_its_newest_job(tmp_path: Path) -> None:
     lk = build_lake(tmp_path)
-    old, new, other = add_credit(lk), add_credit(lk), add_credit(lk, omega=0.0)
+    old, new, other_job = add_credit(lk), add_credit(lk), add_credit(lk, omega=0.0)
     snap = lk.snapshot()
-    of_jobs = [find_credit(snap, ids.to_text(job)) for job in (old, new, other)]
+    of_jobs = [find_credit(snap, ids.to_text(job)) for job in (old, new, other_job)]
     (row,) = snap.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").to_dicts()
-    for found in (find_covering(snap, episode_id=row["episode_id"]), find_covering(snap, group_id=row["group_id"])):
-        assert [one.credit.series_id for one in found] == [of_jobs[2].series_id, of_jobs[1].series_id]
-        assert [one.is_current for one in found] == [True, False]
-    series = found[1].credit
+    for covers in (find_covering(snap, episode_id=row["episode_id"]), find_covering(snap, group_id=row["group_id"])):
+        assert [cover.credit.series_id for cover in covers] == [of_jobs[2].series_id, of_jobs[1].series_id]
+        assert [cover.is_current for cover in covers] == [True, False]
+    series = covers[1].credit
     assert training.look_up_credit(snap, series.text) == series
     assert training.look_up_credit(snap, ids.to_text(old)) == of_jobs[0]
     assert training.look_up_credit(snap, "0000000000007") is None
-    ledgers = [training.read_advantages(snap, row["episode_id"], one) for one in (series, of_jobs[1])]
+    ledgers = [training.read_advantages(snap, row["episode_id"], series_id) for series_id in (series, of_jobs[1])]
     assert ledgers[0].equals(ledgers[1])
 
 
@@ -678,26 +684,26 @@ def test_a_failed_credit_job_is_no_choice(tmp_path: Path) -> None:
 
 def test_summary_of_a_credit_job(snap: Reader, snapshot: Snapshot, credit_job: Credit) -> None:
     rows = snapshot.scan("advantages").collect().to_dicts()
-    known = [row["advantage"] for row in rows if row["advantage"] is not None]
-    found = training.summarise_credit(snap, find_jobs(snap, credit_job)[0])
-    assert found["steps"] == len(rows)
-    assert found["undefined"] == len(rows) - len(known) > 0
-    assert (found["positive"], found["negative"], found["zero"]) == (
-        sum(v > 0 for v in known),
-        sum(v < 0 for v in known),
-        sum(v == 0 for v in known),
+    advantages_known = [row["advantage"] for row in rows if row["advantage"] is not None]
+    summary = training.summarise_credit(snap, find_jobs(snap, credit_job)[0])
+    assert summary["steps"] == len(rows)
+    assert summary["undefined"] == len(rows) - len(advantages_known) > 0
+    assert (summary["positive"], summary["negative"], summary["zero"]) == (
+        sum(v > 0 for v in advantages_known),
+        sum(v < 0 for v in advantages_known),
+        sum(v == 0 for v in advantages_known),
     )
-    assert (found["groups"], found["dead_groups"]) == (6, 2)
-    assert found["mean_size"] == pytest.approx(statistics.fmean(map(abs, known)))
-    assert found["shared"] == sum(row["anchor_episodes"] > 1 for row in rows)
+    assert (summary["groups"], summary["dead_groups"]) == (6, 2)
+    assert summary["mean_size"] == pytest.approx(statistics.fmean(map(abs, advantages_known)))
+    assert summary["shared"] == sum(row["anchor_episodes"] > 1 for row in rows)
 
 
 # ---------------------------------------------------------------- groups
 
 
 def test_the_list_of_groups_tells_live_from_dead(snap: Reader) -> None:
-    found = groups.read_page(snap, GroupFilter(EpisodeFilter(run=RUN)), ALL)
-    assert found.select("collection_round", "task_id", "signal").rows() == [
+    frame = groups.read_page(snap, GroupFilter(EpisodeFilter(run=RUN)), ALL)
+    assert frame.select("collection_round", "task_id", "signal").rows() == [
         (0, "dead", "dead"),
         (0, "mixed", "live"),
         (0, "partial", "live"),
@@ -705,13 +711,13 @@ def test_the_list_of_groups_tells_live_from_dead(snap: Reader) -> None:
         (1, "mixed", "live"),
         (1, "partial", "live"),
     ]
-    partial = find(found.to_dicts(), task_id="partial", collection_round=0)
+    partial = find(frame.to_dicts(), task_id="partial", collection_round=0)
     assert (partial["size"], partial["scored"], partial["lowest"], partial["highest"]) == (4, 3, 0.0, 1.0)
     assert partial["sd_return"] == pytest.approx(statistics.stdev([1.0, 0.0, 0.0]))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "number"),
+    ("condition", "number"),
     [
         (GroupFilter(), 11),
         (GroupFilter(signal=Signal.DEAD), 2),
@@ -722,17 +728,17 @@ def test_the_list_of_groups_tells_live_from_dead(snap: Reader) -> None:
         (GroupFilter(EpisodeFilter(run="nobody")), 0),
     ],
 )
-def test_filters_of_groups(snap: Reader, wanted: GroupFilter, number: int) -> None:
-    assert groups.count_groups(snap, wanted) == number
-    assert groups.read_page(snap, wanted, ALL).height == number
-    assert groups.read_page(snap, wanted, ListWindow(1, number)).is_empty()
+def test_filters_of_groups(snap: Reader, condition: GroupFilter, number: int) -> None:
+    assert groups.count_groups(snap, condition) == number
+    assert groups.read_page(snap, condition, ALL).height == number
+    assert groups.read_page(snap, condition, ListWindow(1, number)).is_empty()
 
 
 def test_one_group_and_its_siblings(snap: Reader, snapshot: Snapshot, facts: Rows, credit_job: Credit) -> None:
     row = find(facts, task_id="mixed", rollout_index=0, collection_round=1)
-    found = groups.read_group(snap, row["group_id"])
-    assert found is not None
-    assert (found["size"], found["mean_return"], found["signal"]) == (4, 0.5, "live")
+    group = groups.read_group(snap, row["group_id"])
+    assert group is not None
+    assert (group["size"], group["mean_return"], group["signal"]) == (4, 0.5, "live")
     assert groups.read_group(snap, 1) is None
     listed = groups.read_siblings(snap, row["group_id"], credit_job, ALL)
     assert listed["rollout_index"].to_list() == [0, 1, 2, 3]
@@ -748,10 +754,10 @@ def test_one_group_and_its_siblings(snap: Reader, snapshot: Snapshot, facts: Row
 def test_anchor_states_that_siblings_share(snap: Reader, facts: Rows, credit_job: Credit) -> None:
     """All start at the gate; even and odd rollouts pass a hall each; then everybody is alone."""
     group_id = find(facts, task_id="mixed", rollout_index=0, collection_round=1)["group_id"]
-    found = anchors.read_page(snap, group_id, credit_job, ALL)
-    assert found.select("state", "size", "episodes", "actions").rows()[0] == ("You are at the gate.", 4, 4, 2)
-    assert sorted(found["state"][1:]) == ["You are in hall 0.", "You are in hall 1."]
-    assert found["episodes"].to_list() == [4, 2, 2]
+    frame = anchors.read_page(snap, group_id, credit_job, ALL)
+    assert frame.select("state", "size", "episodes", "actions").rows()[0] == ("You are at the gate.", 4, 4, 2)
+    assert sorted(frame["state"][1:]) == ["You are in hall 0.", "You are in hall 1."]
+    assert frame["episodes"].to_list() == [4, 2, 2]
     assert anchors.count_anchors(snap, group_id, credit_job) == 3
     assert anchors.compute_shares(snap, group_id, credit_job) == {
         "steps": 12,
@@ -760,7 +766,7 @@ def test_anchor_states_that_siblings_share(snap: Reader, facts: Rows, credit_job
         "doubted": 0,
         "doubted_weight": 0.0,
     }
-    gate = found.row(0, named=True)
+    gate = frame.row(0, named=True)
     assert (gate["lowest"], gate["highest"]) == pytest.approx((0.0, 0.95**2))
     assert gate["spread"] == pytest.approx(0.95**2)
 
@@ -768,14 +774,14 @@ def test_anchor_states_that_siblings_share(snap: Reader, facts: Rows, credit_job
 def test_visits_of_an_anchor_state(snap: Reader, facts: Rows, credit_job: Credit) -> None:
     row = find(facts, task_id="mixed", rollout_index=0, collection_round=1)
     anchor = anchors.read_page(snap, row["group_id"], credit_job, ALL)["anchor_key"][0]
-    found = anchors.read_visits(snap, row["group_id"], anchor, credit_job, ALL)
-    assert found.select("rollout_index", "step_index", "action", "outcome").rows() == [
+    frame = anchors.read_visits(snap, row["group_id"], anchor, credit_job, ALL)
+    assert frame.select("rollout_index", "step_index", "action", "outcome").rows() == [
         (0, 0, "go right", 1.0),
         (1, 0, "go left", 0.0),
         (2, 0, "go right", 0.0),
         (3, 0, "go left", 1.0),
     ]
-    assert found["a_step"].sum() == pytest.approx(0.0)
+    assert frame["a_step"].sum() == pytest.approx(0.0)
     assert anchors.read_visits(snap, row["group_id"], 1, credit_job, ALL).is_empty()
     assert anchors.read_visits(snap, 1, anchor, credit_job, ALL).is_empty()
 
@@ -788,11 +794,11 @@ def test_a_state_visited_twice_by_one_rollout_is_not_shared(tmp_path: Path) -> N
     lk = build_lake(tmp_path, [looping, alone])
     add_credit(lk)
     snap = lk.snapshot()
-    chosen = find_credit(snap)
+    credit = find_credit(snap)
     group_id = snap.sql("SELECT any_value(group_id) FROM episodes").item()
-    assert anchors.read_page(snap, group_id, chosen, ALL).is_empty()
-    assert anchors.count_anchors(snap, group_id, chosen) == 0
-    assert anchors.compute_shares(snap, group_id, chosen) == {
+    assert anchors.read_page(snap, group_id, credit, ALL).is_empty()
+    assert anchors.count_anchors(snap, group_id, credit) == 0
+    assert anchors.compute_shares(snap, group_id, credit) == {
         "steps": 3,
         "shared": 0,
         "alone": 1,
@@ -812,8 +818,8 @@ def test_empty_and_error_states_are_doubted(tmp_path: Path) -> None:
     add_credit(lk)
     snap = lk.snapshot()
     group_id = snap.sql("SELECT any_value(group_id) FROM episodes").item()
-    found = anchors.read_page(snap, group_id, find_credit(snap), ALL)
-    assert {row["state"]: (row["doubt"], row["ways_in"]) for row in found.to_dicts()} == {
+    frame = anchors.read_page(snap, group_id, find_credit(snap), ALL)
+    assert {row["state"]: (row["doubt"], row["ways_in"]) for row in frame.to_dicts()} == {
         "You are at the gate.": (None, 0),
         "[]": ("empty", 2),
         "Error: no such room": ("error text", 2),
@@ -894,45 +900,45 @@ def test_the_batch_of_an_update_with_its_advantages(
     read = training.find_credit_of_job(snap, training_job)
     assert read is not None
     assert read.series_id == credit_job.series_id
-    found = training.read_batch(snap, training_job, 1, credit_job, ALL)
-    assert found.height == training.count_batch(snap, training_job, 1, None) == 6
+    frame = training.read_batch(snap, training_job, 1, credit_job, ALL)
+    assert frame.height == training.count_batch(snap, training_job, 1, None) == 6
     advantages = defaultdict(list)
     for row in snapshot.scan("advantages").collect().to_dicts():
         advantages[row["episode_id"]].append(row["advantage"])
-    for row in found.to_dicts():
+    for row in frame.to_dicts():
         fact = find(facts, episode_id=row["episode_id"])
-        known = [value for value in advantages[row["episode_id"]] if value is not None]
+        advantages_known = [value for value in advantages[row["episode_id"]] if value is not None]
         assert row["outcome"] == fact["env_return"]
         assert row["action_tokens"] == 5 * fact["num_steps"]
-        assert row["undefined"] == fact["num_steps"] - len(known)
+        assert row["undefined"] == fact["num_steps"] - len(advantages_known)
         assert row["dead"] == (fact["task_id"] == "dead")
-        if known:
-            assert row["mean_advantage"] == pytest.approx(statistics.fmean(known))
-            assert (row["lowest"], row["highest"]) == (min(known), max(known))
+        if advantages_known:
+            assert row["mean_advantage"] == pytest.approx(statistics.fmean(advantages_known))
+            assert (row["lowest"], row["highest"]) == (min(advantages_known), max(advantages_known))
         else:
             assert (row["mean_advantage"], row["mean_size"]) == (None, None)
-    sizes = [value for value in found["mean_size"] if value is not None]
+    sizes = [value for value in frame["mean_size"] if value is not None]
     assert sizes == sorted(sizes, reverse=True)
     assert training.read_batch(snap, training_job, 1, None, ALL)["mean_advantage"].to_list() == [None] * 6
 
 
 def test_the_groups_of_a_batch(snap: Reader, facts: Rows, training_job: int, credit_job: Credit) -> None:
     rows = training.read_batch(snap, training_job, 1, credit_job, ALL).to_dicts()
-    found = training.read_batch_groups(snap, training_job, 1, credit_job)
-    assert set(found["total"]) == {len({row["group_id"] for row in rows})} == {found.height}
-    assert set(found["dead_total"]) == {found["dead"].sum()}
-    for group in found.to_dicts():
+    frame = training.read_batch_groups(snap, training_job, 1, credit_job)
+    assert set(frame["total"]) == {len({row["group_id"] for row in rows})} == {frame.height}
+    assert set(frame["dead_total"]) == {frame["dead"].sum()}
+    for group in frame.to_dicts():
         mine = [row for row in rows if row["group_id"] == group["group_id"]]
         fact = find(facts, episode_id=mine[0]["episode_id"])
         assert (group["task_id"], group["collection_round"]) == (fact["task_id"], fact["collection_round"])
         assert (group["episodes"], group["dead"]) == (len(mine), any(row["dead"] for row in mine))
         assert group["policy_version"] == min(row["policy_version"] for row in mine)
-        known = [row["outcome"] for row in mine if row["outcome"] is not None]
-        assert group["mean_return"] == pytest.approx(statistics.fmean(known))
+        outcomes_known = [row["outcome"] for row in mine if row["outcome"] is not None]
+        assert group["mean_return"] == pytest.approx(statistics.fmean(outcomes_known))
         assert group["action_tokens"] == sum(row["action_tokens"] for row in mine)
-    sizes = [value for value in found["mean_size"] if value is not None]
+    sizes = [value for value in frame["mean_size"] if value is not None]
     assert sizes == sorted(sizes, reverse=True)
-    assert training.read_batch_groups(snap, training_job, 1, None)["mean_size"].to_list() == [None] * found.height
+    assert training.read_batch_groups(snap, training_job, 1, None)["mean_size"].to_list() == [None] * frame.height
     played = training_data.read_versions_around(snap, training_job, 3)
     for update in (2, 3):
         batch = training.read_batch(snap, training_job, update, None, ALL)["policy_version"]
@@ -943,10 +949,10 @@ def test_the_groups_of_a_batch(snap: Reader, facts: Rows, training_job: int, cre
 
 
 def test_what_the_updates_consumed(snap: Reader, training_job: int, credit_job: Credit) -> None:
-    found = training.read_consumption(snap, training_job, credit_job)
-    assert found["step"].to_list() == [0, 1, 2, 3]
-    assert found["episodes"].to_list() == [6, 6, 6, 6]
-    for row in found.to_dicts():
+    frame = training.read_consumption(snap, training_job, credit_job)
+    assert frame["step"].to_list() == [0, 1, 2, 3]
+    assert frame["episodes"].to_list() == [6, 6, 6, 6]
+    for row in frame.to_dicts():
         rows = training.read_batch(snap, training_job, row["step"], credit_job, ALL).to_dicts()
         returns = [r["outcome"] for r in rows if r["outcome"] is not None]
         assert row["mean_return"] == pytest.approx(statistics.fmean(returns))
@@ -954,7 +960,7 @@ def test_what_the_updates_consumed(snap: Reader, training_job: int, credit_job: 
         assert row["undefined"] == pytest.approx(sum(r["undefined"] for r in rows) / (3 * len(rows)))
         assert 0 <= row["positive"] + row["negative"] + row["undefined"] <= 1
     without = training.read_consumption(snap, training_job, None)
-    assert without["mean_return"].to_list() == found["mean_return"].to_list()
+    assert without["mean_return"].to_list() == frame["mean_return"].to_list()
     assert without["dead_share"].to_list() == [None] * 4
 
 
@@ -1020,8 +1026,8 @@ def test_a_loop_that_computes_credit_as_it_goes_read_the_newest_of_each_round(tm
             consumed(lk, job, number, where)
     add_credit(lk, omega=0.0)
     assert [credit_jobs(lk, job.job_id, number) for number in (0, 1)] == [{rounds[0]}, {rounds[1]}]
-    found = training.read_consumption(lk.snapshot(), job.job_id, training.find_credit_of_job(lk.snapshot(), job.job_id))
-    assert found["mean_size"].null_count() == 0
+    frame = training.read_consumption(lk.snapshot(), job.job_id, training.find_credit_of_job(lk.snapshot(), job.job_id))
+    assert frame["mean_size"].null_count() == 0
 
 
 # ---------------------------------------------------------------- lineage
@@ -1044,19 +1050,19 @@ def test_jobs(snap: Reader, training_job: int) -> None:
 
 def test_rejects(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, [rollout("a", 0, 1.0)])
-    other = rollout("a", 0, 0.0)
+    other_record = rollout("a", 0, 0.0)
     with lk.job(kind="collect", run_id=RUN) as job:
-        job.record([other, rollout("b", 0, float("nan"))])
+        job.record([other_record, rollout("b", 0, float("nan"))])
     snap = lk.snapshot()
     assert lineage.count_reject_reasons(snap) == {"conflict": 1, "invalid": 1}
     (row,) = lineage.read_rejects(snap, "invalid", None, ALL).to_dicts()
     assert "env_return" in row["message"]
     assert lineage.count_rejects(snap, None, RUN) == 2
     assert lineage.count_rejects(snap, None, "other") == 0
-    found = lineage.read_reject(snap, row["reject_id"])
-    assert found is not None
-    assert found["raw_length"] == len(found["raw"]) > 0
-    assert found["job_id"] == job.job_id
+    reject = lineage.read_reject(snap, row["reject_id"])
+    assert reject is not None
+    assert reject["raw_length"] == len(reject["raw"]) > 0
+    assert reject["job_id"] == job.job_id
     assert lineage.read_reject(snap, 1) is None
 
 
@@ -1089,5 +1095,5 @@ def test_every_read_of_an_empty_lake_is_empty(tmp_path: Path) -> None:
 def test_a_group_that_mixes_policy_versions_shows_it(tmp_path: Path) -> None:
     mixed = siblings("a", [0.0, 1.0])
     mixed[1].policy_version = 5
-    (row,) = groups.read_page(build_lake(tmp_path, mixed).snapshot(), GroupFilter(), ALL).to_dicts()
+    (row,) = groups.read_page(Reader(build_lake(tmp_path, mixed).snapshot()), GroupFilter(), ALL).to_dicts()
     assert (row["first_version"], row["last_version"]) == (0, 5)

@@ -1,4 +1,4 @@
-"""A lake of 100,000 episodes: every list is a page of it, whatever its size."""
+"""A lake of 100,000 episodes: every list is a page of it, for any size."""
 
 from pathlib import Path
 
@@ -51,15 +51,15 @@ def test_the_list_has_a_last_page(reader: Reader) -> None:
     assert episodes.compute_totals(reader, everything)["episodes"] == EPISODES
     last = episodes.read_page(reader, everything, None, ListWindow.page(EPISODES // 25))
     assert last.height == 25
-    place = episodes.find_position(reader, everything, None, last["episode_id"][-1])
-    assert place is not None
-    assert (place.position, place.total, place.next) == (EPISODES, EPISODES, None)
+    position_found = episodes.find_position(reader, everything, None, last["episode_id"][-1])
+    assert position_found is not None
+    assert (position_found.position, position_found.total, position_found.next) == (EPISODES, EPISODES, None)
 
 
 def test_a_text_is_found_among_all_steps(reader: Reader) -> None:
-    wanted = EpisodeFilter(text="NEEDLE")
-    assert episodes.compute_totals(reader, wanted)["episodes"] == EPISODES // 100
-    assert episodes.read_page(reader, wanted, Sort("outcome", descending=True), ListWindow(25, 975)).height == 25
+    condition = EpisodeFilter(text="NEEDLE")
+    assert episodes.compute_totals(reader, condition)["episodes"] == EPISODES // 100
+    assert episodes.read_page(reader, condition, Sort("outcome", descending=True), ListWindow(25, 975)).height == 25
     assert episodes.compute_totals(reader, EpisodeFilter(text="hay"))["episodes"] == EPISODES
 
 
@@ -73,21 +73,21 @@ def test_runs_and_groups(reader: Reader) -> None:
 
 
 def test_episodes_by_what_a_scorer_says(reader: Reader) -> None:
-    wanted = EpisodeFilter(score="judge", low=0.5)
-    assert episodes.compute_totals(reader, wanted)["episodes"] == EPISODES // 2
-    assert set(episodes.read_page(reader, wanted, Sort("outcome", descending=True), ListWindow.page(1))["outcome"]) == {
-        0.9
-    }
+    condition = EpisodeFilter(score="judge", low=0.5)
+    assert episodes.compute_totals(reader, condition)["episodes"] == EPISODES // 2
+    assert set(
+        episodes.read_page(reader, condition, Sort("outcome", descending=True), ListWindow.page(1))["outcome"]
+    ) == {0.9}
     assert runs.read_page(reader, 0.5, ListWindow(), "judge")["success"].to_list() == [0.5]
     assert groups.count_groups(reader, GroupFilter(EpisodeFilter(score="judge"), Signal.DEAD)) == EPISODES // SIBLINGS
 
 
 def test_one_episode_and_its_group(reader: Reader) -> None:
     row = episodes.read_page(reader, EpisodeFilter(), None, ListWindow(1, EPISODES // 2)).row(0, named=True)
-    (chosen,) = [one.credit for one in find_covering(reader, episode_id=row["episode_id"])]
-    assert training.read_advantages(reader, row["episode_id"], chosen).height == 1
+    (credit,) = [cover.credit for cover in find_covering(reader, episode_id=row["episode_id"])]
+    assert training.read_advantages(reader, row["episode_id"], credit).height == 1
     assert transcripts.read_outline(reader, row["episode_id"], ListWindow(10)).height == 1
-    assert groups.read_siblings(reader, row["group_id"], chosen, ListWindow()).height == SIBLINGS
-    assert anchors.read_page(reader, row["group_id"], chosen, ListWindow())["episodes"].to_list() == [SIBLINGS]
-    assert training.summarise_credit(reader, find_jobs(reader, chosen)[0])["steps"] == EPISODES
+    assert groups.read_siblings(reader, row["group_id"], credit, ListWindow()).height == SIBLINGS
+    assert anchors.read_page(reader, row["group_id"], credit, ListWindow())["episodes"].to_list() == [SIBLINGS]
+    assert training.summarise_credit(reader, find_jobs(reader, credit)[0])["steps"] == EPISODES
     assert lineage.count_jobs(reader, None, None) == 3

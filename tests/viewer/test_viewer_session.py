@@ -8,22 +8,21 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import polars as pl
 import pytest
-import streamlit as st  # noqa: TID253
 
 import lake
 from lake import Lake
 from lake.errors import QueryError, UsageError
+from lake.read.column_cache import ColumnCache
 from lake.write.scores import Annotation, annotate
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from viewer import session
 from viewer.navigation import Page, href
-from viewer.queries import LakeReader, bin_spans, cache_answers, runs
-from viewer.reader import LruCache, Reader
+from viewer.queries import LakeReader, bin_spans, runs
+from viewer.reader import AnswerCache, Reader, ViewedLake
 from viewer.server import ENVIRONMENT
 
 
@@ -93,17 +92,16 @@ def test_a_failed_read_is_not_remembered(lk: Lake) -> None:
 
 
 def test_the_versions_are_those_of_a_snapshot(lk: Lake) -> None:
-    assert dict(session.get_versions()) == lk.snapshot().versions
-    before = session.get_pin_time()
+    assert dict(session.get_session().versions) == lk.snapshot().versions
+    before = session.get_session().pinned_at
     session.refresh()
-    assert session.get_pin_time() > before
+    assert session.get_session().pinned_at > before
 
 
 def test_an_older_state_is_shown_until_the_newest_is_asked_for(lk: Lake) -> None:
     lk.name_snapshot("before")
     add(lk, "b")
     session.refresh()
-    assert session.list_snapshots() == ["before"]
     session.pin("before")
     assert (session.read(tasks), session.get_older_state()) == (["a"], "before")
     assert parse_qs(urlsplit(href(Page.JOBS)).query) == {"as_of": ["before"]}, "links lead to the same state"
@@ -117,12 +115,12 @@ def test_an_older_state_is_shown_until_the_newest_is_asked_for(lk: Lake) -> None
 
 def test_newer_episodes_are_counted_and_not_shown_before_they_are_asked_for(lk: Lake) -> None:
     assert session.read(tasks) == ["a"]
-    assert session.describe_newer_data() is None
+    assert session.get_session().describe_newer_data() is None
     add(lk, "b")
     add(lk, "c")
-    assert (session.describe_newer_data(), session.read(tasks)) == ("2 new episodes", ["a"])
+    assert (session.get_session().describe_newer_data(), session.read(tasks)) == ("2 new episodes", ["a"])
     session.refresh()
-    assert (session.describe_newer_data(), session.read(tasks)) == (None, ["a", "b", "c"])
+    assert (session.get_session().describe_newer_data(), session.read(tasks)) == (None, ["a", "b", "c"])
 
 
 def test_whatever_a_page_would_show_otherwise_is_news(lk: Lake) -> None:
@@ -130,7 +128,7 @@ def test_whatever_a_page_would_show_otherwise_is_news(lk: Lake) -> None:
 
     def read_anew() -> None:
         session.refresh()
-        assert session.describe_newer_data() is None
+        assert session.get_session().describe_newer_data() is None
 
     add(lk, "b")
     add(lk, "c")
@@ -138,20 +136,20 @@ def test_whatever_a_page_would_show_otherwise_is_news(lk: Lake) -> None:
     a, b, c = lk.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
     add(lk, "d")
     lk.retract([a, b])
-    assert session.describe_newer_data() == "1 new episode"
+    assert session.get_session().describe_newer_data() == "1 new episode"
     read_anew()
     lk.retract([c])
-    assert session.describe_newer_data() == "1 episode taken back"
+    assert session.get_session().describe_newer_data() == "1 episode taken back"
     read_anew()
     annotate(lk, [Annotation(episode_id=lk.sql("SELECT episode_id FROM episodes").item(), label="ok", text="x")], "ann")
-    assert session.describe_newer_data() == "newer annotations"
+    assert session.get_session().describe_newer_data() == "newer annotations"
     add_credit(lk, singleton="raw")
-    assert session.describe_newer_data() == "newer credit, newer annotations"
+    assert session.get_session().describe_newer_data() == "newer credit, newer annotations"
     read_anew()
     lk.compact("annotations")
     with lk.job(kind="check"):
         pass
-    assert session.describe_newer_data() is None, "no page shows anything else"
+    assert session.get_session().describe_newer_data() is None, "no page shows anything else"
 
 
 def test_a_lake_is_opened_once_for_all_pages_until_it_is_read_anew(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,13 +164,11 @@ def test_a_lake_is_opened_once_for_all_pages_until_it_is_read_anew(lk: Lake, mon
     for _ in range(3):  # what every page asks for
         assert (
             session.read(tasks),
-            session.describe_newer_data(),
-            session.list_snapshots(),
-            session.is_outdated(),
+            session.get_session().describe_newer_data(),
+            session.get_session().is_outdated(),
         ) == (
             ["a"],
             None,
-            [],
             False,
         )
     assert opened == [lk.uri]
@@ -183,25 +179,24 @@ def test_a_lake_is_opened_once_for_all_pages_until_it_is_read_anew(lk: Lake, mon
 
 
 def test_a_lake_that_was_made_anew_with_the_same_versions_is_another(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_SECONDS", 0.0)
+    monkeypatch.setattr(ViewedLake, "era_seconds", (0.0, 0.0))
     assert session.read(tasks) == ["a"]
-    name, before = session.name_versions(), session.get_versions()
+    name, before = session.get_session().name_versions(), session.get_session().versions
     shutil.rmtree(lk.uri)
     assert lake.open(build_lake(Path(lk.uri), [rollout("b", 0, 1.0)]).uri).snapshot().versions == dict(before)
-    assert session.find_reader(name) is None
+    assert session.get_viewed_lake().find_reader(name) is None
     assert session.read(tasks) == ["b"], "in a session that stays open"
-    assert session.get_reader(name).sql("SELECT task_id FROM episodes").item() == "b"
 
 
 def test_what_was_forgotten_is_gone_from_older_states_and_from_memory(
     lk: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_SECONDS", 0.0)
+    monkeypatch.setattr(ViewedLake, "era_seconds", (0.0, 0.0))
     add(lk, "b")
     lk.name_snapshot("before")
     session.pin("before")
     assert session.read(tasks) == ["a", "b"]
-    reader = weakref.ref(session.get_reader(session.name_versions()))
+    reader = weakref.ref(session.get_session().reader)
     lk.forget(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'a'")["episode_id"], reason="asked")
     for _ in range(2):  # in the same session, then in a new one
         assert (session.read(tasks), session.get_older_state()) == (["b"], "before")
@@ -223,7 +218,7 @@ def test_two_lakes_in_one_process_do_not_mix(lk: Lake, tmp_path: Path, monkeypat
 def test_without_a_lake_the_way_to_name_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     with pytest.raises(UsageError, match="trajlake view --lake"):
-        session.get_lakes()
+        session.get_viewed_lake()
 
 
 def test_sessions_that_ask_at_the_same_time_get_their_own_answers(tmp_path: Path) -> None:
@@ -242,13 +237,14 @@ def test_sessions_that_ask_at_the_same_time_get_their_own_answers(tmp_path: Path
 
 
 class Slow:
-    """Stands for a snapshot whose first query takes until somebody else has an answer."""
-
-    def __init__(self) -> None:
-        self.answered = threading.Event()
-        self.began = threading.Event()
+    """Stands for a snapshot whose first query takes until someone else has an answer."""
 
     objects = None
+
+    def __init__(self) -> None:
+        self.versions: dict[str, int] = {}
+        self.answered = threading.Event()
+        self.began = threading.Event()
 
     def session(self, **_: object) -> "Slow":
         return self
@@ -275,38 +271,43 @@ def test_no_session_waits_for_what_another_asks(what: str, monkeypatch: pytest.M
 
 def test_a_search_is_answered_once_and_again_after_a_refresh(lk: Lake) -> None:
     told: list[int] = []
-    session.search_text("gate", lambda done, _of: told.append(done))
+    session.get_session().reader.holding("gate", lambda done, _of: told.append(done))
     assert told
     told.clear()
-    session.search_text("gate", lambda done, _of: told.append(done))
+    session.get_session().reader.holding("gate", lambda done, _of: told.append(done))
     assert told == []
     add(lk, "b")
     session.refresh()
-    session.search_text("gate", lambda done, _of: told.append(done))
+    session.get_session().reader.holding("gate", lambda done, _of: told.append(done))
     assert told
 
 
-def test_a_reader_is_asked_the_same_once_and_goes_with_what_it_remembers() -> None:
-    asked_of: list[str] = []
+def test_a_query_within_a_query_is_answered_once_too(lk: Lake) -> None:
+    asked.clear()
+    reader = session.get_session().reader
 
-    class Counting(Slow):
-        def query(self, query: str, params: object) -> pl.DataFrame:
-            asked_of.append(query)
-            return super().query(query, params)
+    def count_tasks(lake: LakeReader) -> int:
+        return len(lake.read(tasks))
 
-    @cache_answers(2)
-    def twice(lake: LakeReader, word: str) -> str:
-        return f"{lake.sql(word).item()}!"
+    assert (session.read(count_tasks), reader.read(tasks), asked) == (1, ["a"], [""])
 
-    reader = Reader(Counting())  # type: ignore[arg-type]
-    reader.sql("a", {"n": 1})[0, "said"] = "changed"
-    assert [reader.sql("a", {"n": 1}).item(), reader.sql("a", {"n": 2}).item()] == ["a", "a"]
-    assert [twice(reader, "b"), twice(reader, "b")] == ["b!", "b!"]
-    assert asked_of == ["a", "a", "b"]
-    gone = weakref.ref(reader)
-    del reader
-    gc.collect()
-    assert gone() is None
+
+def test_threads_with_one_question_wait_for_one_answer() -> None:
+    answers, began, waited = AnswerCache(), threading.Event(), threading.Event()
+    computed: list[int] = []
+
+    def compute() -> int:
+        computed.append(len(computed))
+        began.set()
+        assert waited.wait(60)
+        return computed[-1]
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(answers.get, "question", compute)
+        assert began.wait(60)
+        second = threads.submit(answers.get, "question", compute)
+        waited.set()
+        assert (first.result(), second.result(), computed) == (0, 0, [0])
 
 
 def test_answers_outlive_commits_of_what_they_do_not_read_and_no_others(
@@ -323,13 +324,13 @@ def test_answers_outlive_commits_of_what_they_do_not_read_and_no_others(
     asked: list[str] = []
     whole = Reader._run
     monkeypatch.setattr(Reader, "_run", lambda self, query, params: asked.append(query) or whole(self, query, params))
-    kept, answered = session._build_shared_caches(lk.uri, session.get_era())
+    columns, answers = ColumnCache(lk.snapshot().objects), AnswerCache()
 
     def again() -> set[int]:
-        """Which questions are asked of the lake once more; all answers are the newest."""
+        """Which questions are asked of the lake again; all answers are the newest."""
         asked.clear()
         snapshot = lk.snapshot()
-        reader = Reader(snapshot, kept, answered)
+        reader = Reader(snapshot, columns, answers)
         for question in questions:
             assert reader.sql(question).equals(snapshot.sql(question)), question
         return {questions.index(question) for question in asked}
@@ -364,45 +365,32 @@ def test_a_reader_takes_one_select_and_nothing_else(tmp_path: Path) -> None:
     assert reader.sql("SELECT count(*) FROM episodes").item() == 24
 
 
-def test_many_sessions_name_their_versions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_sessions_name_their_versions_at_once(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that forget the oldest name do not get in each other's way."""
-    states = threading.local()
-    monkeypatch.setattr(session, "get_era", lambda: b"era")
-    monkeypatch.setattr(session, "get_versions", lambda: (("episodes", states.version),))
+    viewed = ViewedLake(lk.uri)
+    monkeypatch.setattr(ViewedLake, "get_reader", lambda _, versions: versions)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 
     def name_many(first: int) -> None:
-        for version in range(first, first + 3000):
-            states.version = version
-            session.name_versions()
+        for version in range(first, first + 1000):
+            viewed.name_versions((("episodes", version),))
 
-    monkeypatch.setattr(session, "_read_from", lambda versions: versions)
     try:
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(name_many, range(0, 80_000, 10_000)))
     finally:
         sys.setswitchinterval(interval)
-    states.version = -1
-    assert session.find_reader(session.name_versions()) == (("episodes", -1),)
+    newest = (("episodes", -1),)
+    assert viewed.find_reader(viewed.name_versions(newest)) == newest
 
 
-def test_state_lives_in_the_session_alone(lk: Lake) -> None:
-    session.get_versions()
-    kept: dict[str, Any] = {name: st.session_state[name] for name in ("pinned_versions", "pinned_at")}
-    assert isinstance(kept["pinned_versions"], tuple)
-    assert not isinstance(kept["pinned_versions"], pl.DataFrame)
-
-
-@pytest.mark.parametrize("most", [1, 2, 7, 8, 9, 1000])
-def test_the_last_answers_are_remembered_however_few_there_is_room_for(most: int) -> None:
-    remembered: LruCache[int] = LruCache(most)
-    for key in range(most + 1):
-        remembered.put(key, key)
-    assert [remembered.get(key) for key in range(most + 1)] == [None, *range(1, most + 1)]
-
-
-def test_nothing_is_remembered_where_there_is_no_room() -> None:
-    remembered: LruCache[int] = LruCache(0)
-    remembered.put("a", 1)
-    assert remembered.get("a") is None
+def test_the_last_answers_are_cached_up_to_a_number_of_bytes() -> None:
+    """An answer above a quarter of the limit would evict too many others."""
+    answers = AnswerCache(4000)
+    frames = [pl.DataFrame({"n": pl.int_range(100, eager=True)}) for _ in range(6)]  # 800 bytes each
+    for number, frame in enumerate(frames):
+        answers.get(number, lambda frame=frame: frame)  # type: ignore[misc]
+    assert [number in answers for number in range(6)] == [False, True, True, True, True, True]
+    answers.get("large", lambda: "x" * 1001)
+    assert "large" not in answers

@@ -121,7 +121,7 @@ class World:
             "pairs": "SELECT run_id AS value FROM episodes", "params": {}, "episodes.count_values.number": "count(*)",
             "rows": shown.to_frame(),
             "frame": pl.DataFrame({"t": ["hall"], "n": [4]}), "lengths": {"t": "n"},
-            "page": shown.to_frame(), "episodes.read_excerpts.page": shown.to_frame().with_columns(found_step=1),
+            "page": shown.to_frame(), "episodes.read_excerpts.hits": tuple((episode_id, 1) for episode_id in shown),
             "group_id": self.of("mixed", "group_id"),
             "group_ids": tuple(self.of(task, "group_id") for task in ("mixed", "dead")),
             "indices": [0, 1], "job_id": train, "kind": "credit",
@@ -231,7 +231,7 @@ def test_pages_open_on_two_lakes_and_write_where_the_row_is(
     written = "SELECT episode_id, value FROM annotations"
     assert (first.sql(written).rows(), second.sql(written).rows()) == ([], [(late, 0.25)])
     with pytest.raises(UsageError, match="shows episode"):
-        session.get_home_lake(1)
+        session.get_viewed_lake().lake.home(1)
 
     save_view(second.snapshot().objects, "theirs", "/groups", "bob")
     at = open_page("groups", task="m*")

@@ -33,8 +33,8 @@ def outcomes(values: list[float | None]) -> pl.DataFrame:
 
 def marks(html: str) -> list[tuple[str, str, float | None]]:
     """(kind, title, height in percent) of the marks."""
-    found = re.findall(r'<a class="(\w+)" href="[^"]*" title="([^"]*)"[^>]*?(?:--up:([\d.]+)%)?"?>', html)
-    return [(kind, title, float(up) if up else None) for kind, title, up in found]
+    strips = re.findall(r'<a class="(\w+)" href="[^"]*" title="([^"]*)"[^>]*?(?:--up:([\d.]+)%)?"?>', html)
+    return [(kind, title, float(up) if up else None) for kind, title, up in strips]
 
 
 def drawn(values: list[float | None], mean: float | None, deviation: float | None) -> str:
@@ -55,10 +55,10 @@ def test_a_strip_has_a_mark_for_each_outcome_and_its_mean() -> None:
 
 @pytest.mark.parametrize("values", [[None, None], [0.0, 0.0], [2.0]])
 def test_a_strip_of_equal_or_unknown_outcomes(values: list[float | None]) -> None:
-    known = [value for value in values if value is not None]
-    html = drawn(values, known[0] if known else None, None)
+    values_known = [value for value in values if value is not None]
+    html = drawn(values, values_known[0] if values_known else None, None)
     assert len(marks(html)) == len(values)
-    assert ('class="mean"' in html) == bool(known)
+    assert ('class="mean"' in html) == bool(values_known)
 
 
 def test_a_strip_of_very_many_says_that_it_draws_some() -> None:
@@ -103,19 +103,19 @@ def doubtful(folder: Path) -> Lake:
 def test_without_anchors_nothing_is_known_of_shared_states(tmp_path: Path) -> None:
     lk = doubtful(tmp_path)
     run_credit(lk, ESTIMATORS["rloo"]())
-    found = groups.read_page(lk.snapshot(), GroupFilter(), ListWindow())
-    assert found["shared_share"].to_list() == [None, None]
+    frame = groups.read_page(Reader(lk.snapshot()), GroupFilter(), ListWindow())
+    assert frame["shared_share"].to_list() == [None, None]
 
 
 def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     lk = doubtful(tmp_path)
     snap = lk.snapshot()
-    found = groups.read_page(snap, GroupFilter(), ListWindow(), Sort("error_share", descending=True))
-    assert found["task_id"].to_list() == ["false", "sound"]
-    assert found["error_share"].to_list() == pytest.approx([1 / 3, 0.0])
-    assert found["empty_share"].to_list() == pytest.approx([1 / 3, 0.0])
-    assert found["shared_share"].to_list() == pytest.approx([6 / 8, 2 / 6])
-    group = found["group_id"][0]
+    frame = groups.read_page(Reader(snap), GroupFilter(), ListWindow(), Sort("error_share", descending=True))
+    assert frame["task_id"].to_list() == ["false", "sound"]
+    assert frame["error_share"].to_list() == pytest.approx([1 / 3, 0.0])
+    assert frame["empty_share"].to_list() == pytest.approx([1 / 3, 0.0])
+    assert frame["shared_share"].to_list() == pytest.approx([6 / 8, 2 / 6])
+    group = frame["group_id"][0]
     rows = snap.sql("SELECT * FROM advantages WHERE group_id = ?", [group])
     by_step = {row["step_index"]: abs(row["a_step"]) for row in rows.filter(pl.col("a_step") != 0).to_dicts()}
     shares = anchors.compute_shares(snap, group, find_credit(snap))
@@ -135,12 +135,12 @@ def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_lists_have_no_columns_of_which_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But the one that they are ordered by."""
     lk = show(build_lake(tmp_path), monkeypatch)
-    found = groups.read_page(lk.snapshot(), GroupFilter(), ListWindow())
+    frame = groups.read_page(Reader(lk.snapshot()), GroupFilter(), ListWindow())
     of_credit = ("shared_share", "error_share", "empty_share", "ways_in")
-    assert all(found[name].null_count() == found.height == 6 for name in of_credit)
+    assert all(frame[name].null_count() == frame.height == 6 for name in of_credit)
     assert not set(of_credit) & set(columns(open_page("groups"), "groups"))
     assert "ways_in" in columns(open_page("groups", sort="-ways_in"), "groups")
-    assert "mean_advantage" not in columns(open_page("group", group=found["group_id"][0]), "siblings")
+    assert "mean_advantage" not in columns(open_page("group", group=frame["group_id"][0]), "siblings")
     assert columns(open_page("jobs"), "jobs")[-1] == "job_id"
     assert "error" not in columns(open_page("jobs"), "jobs")
 
@@ -154,7 +154,7 @@ def test_only_the_newest_job_of_the_current_credit_counts(tmp_path: Path) -> Non
         alone = rollout("t", 2, 0.0, num_steps=1)
         alone.steps[0].state = "elsewhere"
         lk.append([alone], run_id="demo")
-    (group,) = groups.read_page(lk.snapshot(), GroupFilter(), ListWindow()).to_dicts()
+    (group,) = groups.read_page(Reader(lk.snapshot()), GroupFilter(), ListWindow()).to_dicts()
     assert (group["size"], group["shared_share"]) == (3, pytest.approx(2 / 3))
 
 
@@ -172,12 +172,14 @@ def test_a_group_of_a_grouping_has_a_page_of_its_members(tmp_path: Path, monkeyp
     ).row(0, named=True)
     assert row["group_id"] not in lk.sql("SELECT group_id FROM episodes")["group_id"]
     at = open_page("group", group=ids.to_text(row["group_id"]), credit=ids.to_text(report.job_id))
-    assert set(column(at, "siblings", "episode_id")) == {ids.to_text(one) for one in row["members"]}
+    assert set(column(at, "siblings", "episode_id")) == {ids.to_text(episode_id) for episode_id in row["members"]}
     assert column(at, "anchors", "size"), "and its shared states"
-    members = [ids.from_text(one) for one in column(at, "siblings", "episode_id")]
-    place = episodes.find_position(Reader(lk.snapshot()), EpisodeFilter(group=row["group_id"]), None, members[0])
-    assert place is not None, "previous and next walk through it"
-    assert place.total == len(members)
+    members = [ids.from_text(id_text) for id_text in column(at, "siblings", "episode_id")]
+    position_found = episodes.find_position(
+        Reader(lk.snapshot()), EpisodeFilter(group=row["group_id"]), None, members[0]
+    )
+    assert position_found is not None, "previous and next walk through it"
+    assert position_found.total == len(members)
 
 
 def test_the_groups_of_a_grouping_are_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +193,8 @@ def test_the_groups_of_a_grouping_are_a_list(tmp_path: Path, monkeypatch: pytest
     at = open_page("groups", grouping="pairs/1")
     assert set(column(at, "groups", "group_id")) == set(map(ids.to_text, members["group_id"]))
     sizes = dict(members.group_by("group_id").len().iter_rows())
-    for row in groups.read_page(lk.snapshot(), GroupFilter(grouping="pairs/1"), ListWindow()).iter_rows(named=True):
+    pairs = groups.read_page(Reader(lk.snapshot()), GroupFilter(grouping="pairs/1"), ListWindow())
+    for row in pairs.iter_rows(named=True):
         assert row["size"] == sizes[row["group_id"]]
     at = open_page("groups", grouping="nobody")
     assert len(column(at, "groups", "group_id")) == 6

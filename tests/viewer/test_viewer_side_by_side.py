@@ -41,7 +41,7 @@ def group_id(lk: Lake, episode: int) -> int:
 
 def cells(html: str) -> list[str]:
     """Where the cells of the table lead."""
-    return [unescape(found) for found in re.findall(r'<td class="[a-z]+"><a href="([^"]*)"', html)]
+    return [unescape(link) for link in re.findall(r'<td class="[a-z]+"><a href="([^"]*)"', html)]
 
 
 def table(at: Any) -> str:
@@ -53,16 +53,16 @@ def table(at: Any) -> str:
 
 
 def test_walks_have_the_keys_of_the_credit_or_of_the_exact_text(lk: Lake) -> None:
-    snap, chosen = Reader(lk.snapshot()), group_of(lk, "mixed")
+    snap, sibling_ids = Reader(lk.snapshot()), group_of(lk, "mixed")
     credit = find_credit(snap)
     steps = lk.snapshot().scan("steps").collect()
     judged = lk.snapshot().scan("advantages").collect()
     for given_credit, frame, name in ((credit, judged, "anchor_key"), (None, steps, "state_hash")):
-        found = transcripts.read_walks(snap, chosen, given_credit)
+        walks = transcripts.read_walks(snap, sibling_ids, given_credit)
         expected = {(row["episode_id"], row["step_index"]): row[name] for row in frame.iter_rows(named=True)}
-        assert found.height == 12
-        assert found["key"].to_list() == [expected[row] for row in found.select("episode_id", "step_index").rows()]
-    assert transcripts.read_walks(snap, chosen, None)["advantage"].null_count() == 12
+        assert walks.height == 12
+        assert walks["key"].to_list() == [expected[row] for row in walks.select("episode_id", "step_index").rows()]
+    assert transcripts.read_walks(snap, sibling_ids, None)["advantage"].null_count() == 12
 
 
 def called(call_id: str, arguments: Any) -> list[Any]:
@@ -83,14 +83,14 @@ def test_choices_are_equal_where_the_same_was_done_whatever_the_ids_of_calls(
     tmp_path: Path, calls: tuple[list[Any], ...]
 ) -> None:
     episodes = siblings("t", [1.0, 1.0, 1.0])
-    for episode, made in zip(episodes, calls, strict=True):
+    for episode, tool_calls in zip(episodes, calls, strict=True):
         for step in episode.steps:
-            step.action, step.tool_calls = "go", made
+            step.action, step.tool_calls = "go", tool_calls
     lk = build_lake(tmp_path, episodes)
-    chosen = lk.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"].to_list()
-    rows = transcripts.read_walks(lk.snapshot(), chosen, None).filter(step_index=0)
-    one, same, other = (rows.filter(episode_id=episode)["choice"].item() for episode in chosen)
-    assert one == same != other
+    episode_ids = lk.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"].to_list()
+    rows = transcripts.read_walks(lk.snapshot(), episode_ids, None).filter(step_index=0)
+    first, same, third = (rows.filter(episode_id=episode)["choice"].item() for episode in episode_ids)
+    assert first == same != third
 
 
 def test_repeats_are_folded_whatever_the_ids_of_their_calls(tmp_path: Path) -> None:
@@ -98,13 +98,15 @@ def test_repeats_are_folded_whatever_the_ids_of_their_calls(tmp_path: Path) -> N
     for number, step in enumerate(episode.steps):
         step.action, step.tool_calls = "", called(f"call_{number}", {"id": "A"})
     lk = build_lake(tmp_path, [episode])
-    chosen = lk.sql("SELECT episode_id FROM episodes").item()
-    assert transcripts.read_outline(lk.snapshot(), chosen, ListWindow())["doing"].n_unique() == 1
+    episode_id = lk.sql("SELECT episode_id FROM episodes").item()
+    assert transcripts.read_outline(lk.snapshot(), episode_id, ListWindow())["doing"].n_unique() == 1
 
 
 def test_facts_of_episodes(lk: Lake) -> None:
-    snap, chosen = Reader(lk.snapshot()), group_of(lk, "partial")
-    rows = {row["rollout_index"]: row for row in transcripts.read_facts(snap, chosen, find_credit(snap)).to_dicts()}
+    snap, sibling_ids = Reader(lk.snapshot()), group_of(lk, "partial")
+    rows = {
+        row["rollout_index"]: row for row in transcripts.read_facts(snap, sibling_ids, find_credit(snap)).to_dicts()
+    }
     assert [rows[i]["outcome"] for i in range(4)] == [1.0, 0.0, 0.0, None]
     assert rows[3]["status"] == "failed"
     assert (rows[0]["a_episode"] > 0, rows[3]["a_episode"], rows[3]["mean_advantage"]) == (True, None, None)
@@ -124,11 +126,11 @@ def test_the_siblings_that_say_most(
     tmp_path: Path, outcomes: list[float | None], beside: int | None, expected: list[int]
 ) -> None:
     lk = build_lake(tmp_path, siblings("t", outcomes))
-    found = lk.sql("SELECT episode_id, group_id FROM episodes ORDER BY rollout_index")
-    own = found["episode_id"].to_list()
-    asked = None if beside is None else own[beside]
-    chosen = transcripts.choose_contrast(lk.snapshot(), found["group_id"][0], None, asked)
-    assert [own.index(one) for one in chosen] == expected
+    rows = lk.sql("SELECT episode_id, group_id FROM episodes ORDER BY rollout_index")
+    episode_ids = rows["episode_id"].to_list()
+    partner = None if beside is None else episode_ids[beside]
+    contrast = transcripts.choose_contrast(lk.snapshot(), rows["group_id"][0], None, partner)
+    assert [episode_ids.index(episode_id) for episode_id in contrast] == expected
 
 
 # ---------------------------------------------------------------- what is drawn
@@ -152,7 +154,7 @@ def test_the_words_that_differ_are_marked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "calls", "shown"),
+    ("action", "calls", "summary"),
     [
         ("go left", '[{"function": {"name": "f", "arguments": "{}"}}]', "go left"),
         ("", '[{"id": "1", "function": {"name": "find", "arguments": "{\\"q\\": 1}"}}]', 'find({ "q": 1 })'),
@@ -160,43 +162,45 @@ def test_the_words_that_differ_are_marked() -> None:
         (None, None, ""),
     ],
 )
-def test_what_a_step_did_in_a_line(action: str | None, calls: str | None, shown: str) -> None:
-    assert describe_action(action, calls) == shown
+def test_what_a_step_did_in_a_line(action: str | None, calls: str | None, summary: str) -> None:
+    assert describe_action(action, calls) == summary
 
 
 # ---------------------------------------------------------------- the page
 
 
 def test_an_episode_stands_next_to_its_siblings(lk: Lake) -> None:
-    chosen = group_of(lk, "mixed")
-    at = open_page("compare", episode=chosen[1])
+    sibling_ids = group_of(lk, "mixed")
+    at = open_page("compare", episode=sibling_ids[1])
     html = table(at)
     assert re.findall(r">(rollout \d)</a>", html) == ["rollout 1", "rollout 0", "rollout 3", "rollout 2"]
     assert html.index("First divergence") < html.index("You are at the gate.")
     assert html.count("<mark>") == 4, "at the gate two go left and two go right; in the halls all differ from nobody"
-    for episode in chosen:
+    for episode in sibling_ids:
         steps = [f"/episode?episode={ids.to_text(episode)}&step={n}&" for n in range(3)]
-        assert [sum(found.startswith(step) for found in cells(html)) for step in steps] == [1, 1, 1]
+        assert [sum(cell.startswith(step) for cell in cells(html)) for step in steps] == [1, 1, 1]
 
 
 def test_equal_stretches_are_folded_and_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = [rollout("t", index, float(index), num_steps=1) for index in range(2)]
-    for index, one in enumerate(long):
-        first = one.steps[0]
+    for index, episode in enumerate(long):
+        first = episode.steps[0]
         first.state, first.action = "room 0", "on"
-        one.steps = [type(first)(state=f"room {n}", action="on", reward=0.0) for n in range(100)]
-        one.steps[60].action = f"turn {index}"
+        episode.steps = [type(first)(state=f"room {n}", action="on", reward=0.0) for n in range(100)]
+        episode.steps[60].action = f"turn {index}"
     lk = build_lake(tmp_path, long)
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
-    chosen = [ids.to_text(one) for one in lk.sql("SELECT episode_id FROM episodes ORDER BY 1")["episode_id"]]
-    folded = open_page("compare", episode=chosen)
+    id_texts = [
+        ids.to_text(episode_id) for episode_id in lk.sql("SELECT episode_id FROM episodes ORDER BY 1")["episode_id"]
+    ]
+    folded = open_page("compare", episode=id_texts)
     html = table(folded)
     assert "60 steps alike, steps 0 to 59" in html
     assert "39 steps alike, steps 61 to 99" in html
     assert len(cells(html)) == 2
     assert html.count("<mark>") == 2
-    assert len(cells(table(open_page("compare", episode=chosen, open="0")))) == 80, "a page has 40 lines"
-    assert "step=99&" in cells(table(open_page("compare", episode=chosen, open="all", page=3)))[-1] + "&"
+    assert len(cells(table(open_page("compare", episode=id_texts, open="0")))) == 80, "a page has 40 lines"
+    assert "step=99&" in cells(table(open_page("compare", episode=id_texts, open="all", page=3)))[-1] + "&"
 
 
 def test_episodes_of_several_groups(lk: Lake) -> None:
@@ -218,28 +222,28 @@ def test_a_lake_without_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("id_texts", "fragment"),
     [([], "names no episodes"), (["zzz"], "invalid id"), (["0000000000000"], "holds no episode `0000000000000`")],
 )
-def test_wrong_addresses_are_answered_in_words(lk: Lake, asked: list[str], said: str) -> None:
-    at = open_page("compare", episode=asked)
-    assert [said in warning.value for warning in at.warning] == [True]
+def test_wrong_addresses_are_answered_in_words(lk: Lake, id_texts: list[str], fragment: str) -> None:
+    at = open_page("compare", episode=id_texts)
+    assert [fragment in warning.value for warning in at.warning] == [True]
 
 
 def test_an_episode_that_is_gone_is_said(lk: Lake) -> None:
-    chosen = [ids.to_text(one) for one in group_of(lk, "mixed")[:2]]
-    at = open_page("compare", episode=[*chosen, "0000000000000"])
+    id_texts = [ids.to_text(episode_id) for episode_id in group_of(lk, "mixed")[:2]]
+    at = open_page("compare", episode=[*id_texts, "0000000000000"])
     (warning,) = at.warning
     assert "holds no episode `0000000000000`" in warning.value
     assert table(at)
 
 
 def test_from_the_group_to_its_best_and_worst(lk: Lake) -> None:
-    chosen = group_of(lk, "mixed")
-    at = open_page("group", group=group_id(lk, chosen[0]))
-    (wanted,) = at.multiselect
-    assert wanted.value == [chosen[0], chosen[1], chosen[3], chosen[2]]
-    expected = "&".join(f"episode={ids.to_text(one)}" for one in wanted.value)
+    sibling_ids = group_of(lk, "mixed")
+    at = open_page("group", group=group_id(lk, sibling_ids[0]))
+    (choice,) = at.multiselect
+    assert choice.value == [sibling_ids[0], sibling_ids[1], sibling_ids[3], sibling_ids[2]]
+    expected = "&".join(f"episode={ids.to_text(episode_id)}" for episode_id in choice.value)
     assert f"/compare?{expected}&score=env_return" in words(at)
 
 
@@ -247,8 +251,8 @@ def test_the_credit_of_all_is_offered(tmp_path: Path, monkeypatch: pytest.Monkey
     lk = build_lake(tmp_path)
     old, new = add_credit(lk), add_credit(lk, omega=0.5)
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
-    chosen = [ids.to_text(one) for one in group_of(lk, "mixed")]
-    pages = [open_page("compare", episode=chosen, credit=ids.to_text(job)) for job in (old, new)]
+    id_texts = [ids.to_text(episode_id) for episode_id in group_of(lk, "mixed")]
+    pages = [open_page("compare", episode=id_texts, credit=ids.to_text(job)) for job in (old, new)]
     means = [re.findall(r"mean A <b>([^<]*)</b>", table(at)) for at in pages]
     assert means[0] != means[1]
     assert RUN in words(pages[0])

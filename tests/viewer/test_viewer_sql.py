@@ -100,20 +100,20 @@ def test_the_episodes_of_a_query_are_a_list_in_its_order(lk: Lake) -> None:
     at = open_page("sql", q=QUERY)
     assert f"[Open as list: {len(expected)} episodes]({href(Page.EPISODES, sql=QUERY)})" in words(at)
     at = open_page("episodes", sql=QUERY)
-    assert column(at, "episodes", "episode_id") == [ids.to_text(one) for one in expected]
+    assert column(at, "episodes", "episode_id") == [ids.to_text(episode_id) for episode_id in expected]
     assert "sql: SELECT episode_id" in words(at), "a chip that takes the query off"
 
-    snap, wanted = Reader(lk.snapshot()), EpisodeFilter(sql=QUERY)
-    place = episodes.find_position(snap, wanted, None, expected[2])
-    assert place is not None
-    assert (place.position, place.previous, place.next) == (3, expected[1], expected[3])
-    both = EpisodeFilter(sql=QUERY, low=0.5, unlabelled=("rating", "ann"))
-    some = episodes.list_episodes(snap, both, Sort("rollout_index")).to_list()
+    snap, condition = Reader(lk.snapshot()), EpisodeFilter(sql=QUERY)
+    position_found = episodes.find_position(snap, condition, None, expected[2])
+    assert position_found is not None
+    assert (position_found.position, position_found.previous, position_found.next) == (3, expected[1], expected[3])
+    both_conditions = EpisodeFilter(sql=QUERY, low=0.5, unlabelled=("rating", "ann"))
+    some = episodes.list_episodes(snap, both_conditions, Sort("rollout_index")).to_list()
     assert 0 < len(some) < len(expected)
     assert set(some) <= set(expected)
-    assert annotations.read_queue(snap, both, None).unlabelled == len(some)
+    assert annotations.read_queue(snap, both_conditions, None).unlabelled == len(some)
     assert (
-        episodes.count_facet_values(snap, "error", wanted).total
+        episodes.count_facet_values(snap, "error", condition).total
         == episodes.count_facet_values(snap, "error", EpisodeFilter(task="mixed")).total
     )
     assert episodes.build_predicate(snap, EpisodeFilter(sql="SELECT 1::BIGINT AS episode_id")) == "episode_id IN (NULL)"
@@ -123,7 +123,7 @@ def test_ids_as_people_see_them_name_episodes_too(lk: Lake) -> None:
     snap = Reader(lk.snapshot())
     query = "SELECT id_text(episode_id) AS episode_id FROM episodes ORDER BY rollout_index DESC, episode_id LIMIT 5"
     texts = lk.sql(query)["episode_id"].to_list()
-    assert [ids.to_text(one) for one in sql.list_named_episodes(snap, query)["episode_id"]] == texts
+    assert [ids.to_text(episode_id) for episode_id in sql.list_named_episodes(snap, query)["episode_id"]] == texts
 
 
 @pytest.mark.parametrize(
@@ -145,26 +145,23 @@ def test_an_address_whose_query_has_no_episodes_does_no_harm(lk: Lake) -> None:
     at = open_page("episodes", sql=query)
     assert "list has no result" in at.warning[0].value
     assert "SELECT" in at.code[0].value
-    one = lk.sql("SELECT min(episode_id) FROM episodes").item()
-    at = open_page("episode", episode=one, list=f"sql={query}&unlabelled=rating&by=ann")
+    episode_id = lk.sql("SELECT min(episode_id) FROM episodes").item()
+    at = open_page("episode", episode=episode_id, list=f"sql={query}&unlabelled=rating&by=ann")
     assert "list of this address" in words(at)
     assert "queue of this address" in at.warning[0].value
 
 
 def test_answers_are_kept_and_few_run_at_once(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    queries: list[str] = []
 
     class Counting(reader.LockedReader):
         def sql(self, query: str, params: object = None) -> pl.DataFrame:
-            asked.append(query)
+            queries.append(query)
             free = reader._locked_slots.acquire(blocking=False) and reader._locked_slots.acquire(blocking=False)
             assert not free, "a query that runs takes one of two places"
             reader._locked_slots.release()
-            return pl.DataFrame({"n": [len(asked)]})
+            return pl.DataFrame({"n": [len(queries)]})
 
     monkeypatch.setattr(reader, "LockedReader", Counting)
     answers = reader.Reader(lk.snapshot())
     assert [answers.locked("a")["n"][0], answers.locked("a")["n"][0], answers.locked("b")["n"][0]] == [1, 1, 2]
-    for number in range(20):
-        answers.locked(str(number))
-    assert answers.locked("a")["n"][0] > 2, "the last few are kept"

@@ -1,4 +1,4 @@
-"""Tables: how numbers are written beside each other, and which columns say nothing."""
+"""Tables: how numbers are written side by side, and which columns say nothing."""
 
 import polars as pl
 import pytest
@@ -21,9 +21,9 @@ def page() -> None:
 def test_no_exponent_stands_among_numbers_of_three_digits() -> None:
     """Where all are small, exponents tell them apart."""
     testing = pytest.importorskip("streamlit.testing.v1")
-    shown = words(assert_sound(testing.AppTest.from_function(page).run()))
+    shown_words = words(assert_sound(testing.AppTest.from_function(page).run()))
     for cell in ("+0.500", "&gt;\N{MINUS SIGN}0.001", "&lt;+0.001", "4e-05", "5e-05"):
-        assert f">{cell}</td>" in shown
+        assert f">{cell}</td>" in shown_words
 
 
 def test_columns_of_nothing_are_left_out() -> None:

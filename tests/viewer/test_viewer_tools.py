@@ -23,20 +23,20 @@ NAMES = ("find", "book", 'odd "name"', "pay")
 def played(seed: int) -> list[EpisodeRecord]:
     """Three rounds of episodes whose steps call some tools or none, in both shapes; `pay` fails in the last round."""
     draw = random.Random(seed)
-    found = []
+    records = []
     for round_ in range(3):
         for index in range(12):
-            one = rollout(f"t{index % 3}", index, 1.0, num_steps=draw.randint(1, 5), collection_round=round_)
-            names = [draw.choices(NAMES, k=draw.randint(0, 3)) for _ in one.steps]
-            for step, called in zip(one.steps, names, strict=True):
+            record = rollout(f"t{index % 3}", index, 1.0, num_steps=draw.randint(1, 5), collection_round=round_)
+            names = [draw.choices(NAMES, k=draw.randint(0, 3)) for _ in record.steps]
+            for step, called in zip(record.steps, names, strict=True):
                 step.tool_calls = [
                     {"function": {"name": name}} if draw.random() < 0.5 else {"name": name} for name in called
                 ]
-            for step, called in zip(one.steps[1:], names, strict=False):
+            for step, called in zip(record.steps[1:], names, strict=False):
                 fails = called[-1:] == ["pay"] and round_ == 2 and draw.random() < 0.7
                 step.state_is_error = draw.choice([None, fails, fails, fails])
-            found.append(one)
-    return found
+            records.append(record)
+    return records
 
 
 EPISODES = played(3)
@@ -54,14 +54,14 @@ def snap(lk: Lake) -> Reader:
 
 def calls(episodes: list[EpisodeRecord]) -> dict[tuple[int, str], list[bool]]:
     """By round and tool, whether each call failed whose end is known: the last of its step, and no last step's."""
-    found = defaultdict(list)
-    for one in episodes:
-        for step, after in zip(one.steps, one.steps[1:], strict=False):
+    calls_by_key = defaultdict(list)
+    for episode in episodes:
+        for step, after in zip(episode.steps, episode.steps[1:], strict=False):
             if step.tool_calls and after.state_is_error is not None:
                 last: dict[str, Any] = step.tool_calls[-1]
                 name = last.get("function", last)["name"]
-                found[one.collection_round or 0, name].append(after.state_is_error)
-    return found
+                calls_by_key[episode.collection_round or 0, name].append(after.state_is_error)
+    return calls_by_key
 
 
 def test_tools_over_rounds(snap: Reader) -> None:
@@ -76,10 +76,10 @@ def test_tools_over_rounds(snap: Reader) -> None:
 
 
 def test_the_tool_that_failed_most_comes_first_with_the_round_in_which_it_began(snap: Reader) -> None:
-    first, *others = compare.sum_tools(compare.read_tools_over(snap, RUN, "collection_round")).to_dicts()
+    first, *rest = compare.sum_tools(compare.read_tools_over(snap, RUN, "collection_round")).to_dicts()
     assert (first["tool"], first["first"]) == ("pay", 2)
-    assert {row["first"] for row in others} == {None}
-    assert sum(row["calls"] for row in (first, *others)) == sum(map(len, calls(EPISODES).values()))
+    assert {row["first"] for row in rest} == {None}
+    assert sum(row["calls"] for row in (first, *rest)) == sum(map(len, calls(EPISODES).values()))
 
 
 def test_tools_of_two_sides(snap: Reader) -> None:
@@ -98,10 +98,10 @@ def test_tools_of_two_sides(snap: Reader) -> None:
 
 
 def test_of_many_episodes_some_are_drawn(snap: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = compare.read_tools_over(snap, RUN, "collection_round")["calls"].sum()
+    total = compare.read_tools_over(snap, RUN, "collection_round")["calls"].sum()
     monkeypatch.setattr(compare, "TOOL_SAMPLE", 10)
     some = compare.read_tools_over(snap, RUN, "collection_round")
-    assert 0 < some["calls"].sum() < every
+    assert 0 < some["calls"].sum() < total
     assert some.equals(compare.read_tools_over(snap, RUN, "collection_round")), "the same ones every time"
 
 
@@ -118,12 +118,16 @@ def test_pages_name_the_tool_and_the_round_and_open_its_episodes(lk: Lake, monke
     assert column(at, "tools", "first")[0] == "2"
     target = urlsplit(str(links(at, "tools")[0]))
     assert (target.path, parse_qs(target.query)) == ("/episodes", {"run": [RUN], "failed": ["pay"]})
-    failing = {id(one) for one in EPISODES if (one.collection_round, "pay") and any(calls([one]).get((2, "pay"), ()))}
+    failing = {
+        id(episode)
+        for episode in EPISODES
+        if (episode.collection_round, "pay") and any(calls([episode]).get((2, "pay"), ()))
+    }
     assert compute_totals(Reader(lk.snapshot()), EpisodeFilter(run=RUN, failed="pay"))["episodes"] == len(failing)
     assert "failed call: pay" in words(open_page("episodes", run=RUN, failed="pay"))
-    both = open_page("change", a_run=RUN, a_rounds="0-1", b_run=RUN, b_rounds="2")
-    assert column(both, "tools_of_both_sides", "tool")[0] == "pay"
-    assert parse_qs(urlsplit(str(links(both, "tools_of_both_sides")[0])).query) == {
+    page = open_page("change", a_run=RUN, a_rounds="0-1", b_run=RUN, b_rounds="2")
+    assert column(page, "tools_of_both_sides", "tool")[0] == "pay"
+    assert parse_qs(urlsplit(str(links(page, "tools_of_both_sides")[0])).query) == {
         "run": [RUN], "round": ["2"], "failed": ["pay"]
     }  # fmt: skip
-    assert links(both, "tools_of_both_sides")[1] is None, "no episode to open where no call failed"
+    assert links(page, "tools_of_both_sides")[1] is None, "no episode to open where no call failed"

@@ -53,7 +53,7 @@ def train(lk: Lake, run: str, losses: Sequence[float], alarms: Collection[int] =
     at = datetime(2026, 1, 1, tzinfo=UTC)
     values = [("loss", losses), *([("alarms", [float(n in alarms) for n in range(UPDATES)])] if alarms else [])]
     metrics = [
-        {"step": n, "name": name, "value": value, "at": at} for name, found in values for n, value in enumerate(found)
+        {"step": n, "name": name, "value": value, "at": at} for name, points in values for n, value in enumerate(points)
     ]
     batch = {"episode_id": episode, "first_step": 0, "last_step": last, "action_tokens": 15, "epoch": 0}
     with lk.job(kind="train", run_id=run, parameters={"loss": "ppo"}) as job:
@@ -78,9 +78,9 @@ LINE, SHADE = (0.5, 1.05), (0.1, 0.2)
 
 def painted(page: Any, colour: str, opaque: tuple[float, float] = LINE, which: str = "true") -> dict[str, Any]:
     """What `PAINTED` says of a colour, once there is some and `which` holds of it."""
-    wanted = f"of => {{ const found = ({PAINTED})(of); return found && ({which}) ? found : null; }}"
-    found: dict[str, Any] = page.wait_for_function(wanted, arg=[colour, *opaque]).json_value()
-    return found
+    condition = f"of => {{ const found = ({PAINTED})(of); return found && ({which}) ? found : null; }}"
+    painted_mark: dict[str, Any] = page.wait_for_function(condition, arg=[colour, *opaque]).json_value()
+    return painted_mark
 
 
 def choose_beside(page: Any, name: str) -> None:
@@ -118,10 +118,10 @@ def shows_update(page: Any, text: str) -> None:
 def test_updates_with_an_alarm_are_shaded(page: Any) -> None:
     go(page, "/training", "Training")
     page.get_by_text("Shaded: an active alarm (7 updates).").wait_for()
-    found = painted(page, NEGATIVE, SHADE)
-    assert found["stretches"] >= 2, "the curve may part them"
-    assert found["rows"][1] - found["rows"][0] > 0.5, "over the height of the chart"
-    first, last = found["columns"]
+    mark = painted(page, NEGATIVE, SHADE)
+    assert mark["stretches"] >= 2, "the curve may part them"
+    assert mark["rows"][1] - mark["rows"][0] > 0.5, "over the height of the chart"
+    first, last = mark["columns"]
     assert 0.2 < first < 0.4 < 0.7 < last < 0.85, "from update 10 to update 31"
 
 

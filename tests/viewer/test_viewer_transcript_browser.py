@@ -46,8 +46,8 @@ def chat() -> EpisodeRecord:
     record = rollout("chat", 0, 1.0)
     hostile, calls, long = record.steps
     many = 20_000
-    known = {"action_ids": [7] * many, "action_logprobs": [-1.0] * many}
-    calls.tokens = TokensRecord(context_ids=[1], prefix_step_index=None, **known)
+    tokens = {"action_ids": [7] * many, "action_logprobs": [-1.0] * many}
+    calls.tokens = TokensRecord(context_ids=[1], prefix_step_index=None, **tokens)
     hostile.state = hostile.action = hostile.reasoning = HOSTILE
     hostile.tool_calls = [{"function": {"name": HOSTILE, "arguments": HOSTILE}}]
     hostile.context = [{"role": HOSTILE, "content": f"more {HOSTILE}"}]
@@ -68,7 +68,7 @@ def chat() -> EpisodeRecord:
 
 
 def walk() -> EpisodeRecord:
-    """Many steps, of which ten go to and fro."""
+    """Many steps; ten go to and fro."""
     record = rollout("walk", 0, 1.0, num_steps=MANY)
     for index, step in enumerate(record.steps):
         step.action = ("attic", "cellar")[index % 2] if 20 <= index < 30 else f"go {index}"
@@ -85,8 +85,8 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     with lk.job(kind="score") as job:
         for number in range(6):
             names = {"scorer": pl.lit(f"a_judge_of_quality_{number}"), "scorer_version": pl.lit("1")}
-            said = {"value": pl.lit(number / 6), "reason": pl.lit(f"The {number}th reason is short.")}
-            job.write("scores", judged.with_columns(**names, **said, step_index=pl.lit(None, pl.Int32)))
+            score = {"value": pl.lit(number / 6), "reason": pl.lit(f"The {number}th reason is short.")}
+            job.write("scores", judged.with_columns(**names, **score, step_index=pl.lit(None, pl.Int32)))
     add_credit(lk, episode_norm="mean_norm")
     add_credit(lk)
     return lk
@@ -102,8 +102,8 @@ def short() -> EpisodeRecord:
 def go(page: Any, lk: Lake, task: str, **address: str | int) -> None:
     """Open an episode and wait until its transcript stands."""
     query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = 0"
-    more = "".join(f"&{name}={value}" for name, value in address.items())
-    page.goto(f"/episode?episode={ids.to_text(lk.sql(query, [task]).item())}{more}")
+    extra = "".join(f"&{name}={value}" for name, value in address.items())
+    page.goto(f"/episode?episode={ids.to_text(lk.sql(query, [task]).item())}{extra}")
     page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
     page.locator(".trajlake-transcript .head").first.wait_for()
 
@@ -114,9 +114,9 @@ def line(page: Any, index: int | str) -> Any:
 
 def opened(page: Any, index: int) -> Any:
     """The texts of an opened step, once they are there."""
-    found = line(page, index).locator(".texts")
-    found.wait_for()
-    return found
+    texts = line(page, index).locator(".texts")
+    texts.wait_for()
+    return texts
 
 
 def nodes(page: Any) -> int:
@@ -222,7 +222,7 @@ def test_a_walk_through_many_steps_stays_light(page: Any, lk: Lake) -> None:
 
 
 def test_steps_open_with_few_requests_and_repeats_by_a_click(page: Any, lk: Lake) -> None:
-    """A request each at most; what lies beside an opened step is there before it is asked for. Repeats are folded."""
+    """A request each at most; what lies next to an opened step is there before it is asked for. Repeats are folded."""
     go(page, lk, "walk")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
@@ -269,12 +269,12 @@ def test_a_page_whose_versions_the_server_forgot_names_them_anew(page: Any, lk: 
 
 
 def test_answers_are_for_own_pages_and_of_versions_that_the_page_named(page: Any, lk: Lake) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     go(page, lk, "short")
     line(page, 0).locator(".head").click()
     assert "stop" in opened(page, 0).inner_text(), "an episode without credit has a transcript, too"
-    address = next(url for url in asked if "/transcript?" in url)
+    address = next(url for url in urls if "/transcript?" in url)
 
     def status(url: str, **headers: str) -> int:
         try:
@@ -292,8 +292,8 @@ def test_answers_are_for_own_pages_and_of_versions_that_the_page_named(page: Any
     assert status(address, **{"Sec-Fetch-Site": "same-origin"}) == 200
     for site in ("same-site", "cross-site", "none"):
         assert status(address, **{"Sec-Fetch-Site": site}) == 403
-    other = "http://127.0.0.1:1"
-    assert status(address, Origin=other) == 403
+    other_server = "http://127.0.0.1:1"
+    assert status(address, Origin=other_server) == 403
     assert status(address.replace(of, "0" * 13)) == 410
     assert status(address.replace(episode, "0" * 13)) == 404
     assert status(address.replace(episode, "nonsense")) == 400
@@ -362,9 +362,9 @@ def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake) -> None:
     go(page, lk, "chat", step=0)
     texts = opened(page, 0)
     for kind in ("state", "action", "reasoning", "call", "message"):
-        shown = texts.locator(f".block.{kind} .text").first.inner_text()
-        assert f"<script>{MARK}</script>" in shown, kind
-        assert r"\u202e" in shown, kind
+        text_shown = texts.locator(f".block.{kind} .text").first.inner_text()
+        assert f"<script>{MARK}</script>" in text_shown, kind
+        assert r"\u202e" in text_shown, kind
     assert page.locator(".trajlake-transcript :is(script, img, iframe, [href^=javascript])").count() == 0
 
 
@@ -428,19 +428,19 @@ def test_a_file_to_send_holds_all_and_asks_for_nothing(
     out = tmp_path / "chat.html"
     assert runner(monkeypatch, capsys)("page", "--lake", lk.uri, group, "--out", str(out)).code == 0
     page = browser.new_page(viewport=VIEWPORT)
-    asked: list[str] = []
+    urls: list[str] = []
     faults: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: urls.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda message: faults.append(message.text))
     page.goto(out.as_uri())
-    for index, said in (
+    for index, fragment in (
         (0, f"<script>{MARK}</script>"),
         (1, "It ran."),
         (2, f"The first 3,000 of {LONG + 7:,} characters"),
     ):
         line(page, index).locator(".head").click()
-        assert said in opened(page, index).inner_text()
+        assert fragment in opened(page, index).inner_text()
     page.get_by_label("Find in all steps").fill("it RAN")
     page.get_by_text("1 of 2 steps").wait_for()  # the call, and the message that its result came in
     page.get_by_role("link", name="rollout 1").click()
@@ -448,6 +448,6 @@ def test_a_file_to_send_holds_all_and_asks_for_nothing(
     line(page, 0).locator(".head").click()
     assert "You are at the gate." in opened(page, 0).inner_text()
     assert page.evaluate("window.hostile") is None
-    assert [url for url in asked if not url.startswith(("data:image/png", out.as_uri()))] == []
+    assert [url for url in urls if not url.startswith(("data:image/png", out.as_uri()))] == []
     assert faults == []
     page.close()

@@ -73,17 +73,17 @@ def episode(lk: Lake, index: int) -> int:
 
 def strip(lk: Lake, step: int = 0) -> dict[str, Any]:
     snapshot, mine = lk.snapshot(), episode(lk, 0)
-    asked = [
+    rows = [
         query(snapshot, mine, step).to_dicts() for query in (transcripts.read_tokens, transcripts.read_rescored_tokens)
     ]
-    (found,) = tokens.build_strips(*asked, training_data.read_step_uses(snapshot, mine, step))
-    return found
+    (strip_row,) = tokens.build_strips(*rows, training_data.read_step_uses(snapshot, mine, step))
+    return strip_row
 
 
-def clips(found: dict[str, Any]) -> dict[str, list[str | None]]:
+def clips(strip_tokens: dict[str, Any]) -> dict[str, list[str | None]]:
     return {
         track["label"]: [None if value is None else track["names"][value] for value in track["values"]]
-        for track in found["tracks"]
+        for track in strip_tokens["tracks"]
         if track["kind"] == "fate"
     }
 
@@ -93,22 +93,22 @@ def test_a_clip_is_that_of_an_update_only_where_the_checkpoint_holds_its_weights
     rescore(lk, "run@4", "run 4")
     rescore(lk, "run@9", "run 9", BEHAVIOUR)
     rescore(lk, "stranger", "no job's")
-    found = strip(lk)
-    told = clips(found)
-    assert list(told.values()) == [
+    strip_tokens = strip(lk)
+    flags = clips(strip_tokens)
+    assert list(flags.values()) == [
         [ClipFlag.KEPT, ClipFlag.ABOVE, ClipFlag.KEPT, None],
         [ClipFlag.KEPT, ClipFlag.KEPT, ClipFlag.KEPT, None],
     ]
-    of_the_update, later = told
+    of_the_update, later = flags
     assert of_the_update.startswith("run: clip at run@4,")
     assert of_the_update.endswith("which update 4 began")
     assert later == "run: clip at run@9, after 9 updates"
-    assert [track["label"] for track in found["tracks"] if track["kind"] == "entropy"] == [
+    assert [track["label"] for track in strip_tokens["tracks"] if track["kind"] == "entropy"] == [
         "run@4: entropy",
         "run@9: entropy",
         "stranger: entropy",
     ]
-    (fact,) = found["facts"]
+    (fact,) = strip_tokens["facts"]
     assert fact.startswith("run (ppo) consumed the step 2 times, in update 4, 7; advantage ")
     assert "a token's loss counted 0.25 of the update's" in fact
     assert strip(lk, 1)["facts"] == [], "a step inside the span that weighed nothing was not trained on"
@@ -128,8 +128,8 @@ def test_a_unit_is_clipped_as_a_whole_or_not_told(lk: Lake) -> None:
     assert clips(strip(lk)) == {}
     assert "of the whole episode" in strip(lk)["notes"][-1]
     rescore(lk, "run@4", "run 4", [-0.8, -0.8, -0.8, 0.0], steps=(1,))
-    (told,) = clips(strip(lk)).values()
-    assert told == [ClipFlag.ABOVE] * 3 + [None]
+    (clip,) = clips(strip(lk)).values()
+    assert clip == [ClipFlag.ABOVE] * 3 + [None]
 
 
 @pytest.mark.parametrize(
@@ -150,10 +150,10 @@ def test_a_unit_is_clipped_as_a_whole_or_not_told(lk: Lake) -> None:
 def test_what_is_not_known_is_said_and_not_drawn(lk: Lake, parameters: Any, policy: str, why: str) -> None:
     trained(lk, parameters)
     rescore(lk, "some", policy)
-    found = strip(lk)
-    assert clips(found) == {}
-    assert why in found["notes"][-1]
-    assert "was not recorded" in found["facts"][0]
+    strip_tokens = strip(lk)
+    assert clips(strip_tokens) == {}
+    assert why in strip_tokens["notes"][-1]
+    assert "was not recorded" in strip_tokens["facts"][0]
 
 
 def test_a_step_that_nothing_trained_on_has_no_word_of_training(lk: Lake) -> None:
@@ -163,4 +163,4 @@ def test_a_step_that_nothing_trained_on_has_no_word_of_training(lk: Lake) -> Non
 
 def test_losses_of_readers_and_trainer_have_the_same_names() -> None:
     """The names that `viewer.queries.training_data` knows a reference by are those of losses that always take one."""
-    assert {name for name, one in LOSSES.items() if one().needs.reference_logprobs} == training_data.WITH_REFERENCE
+    assert {name for name, loss in LOSSES.items() if loss().needs.reference_logprobs} == training_data.WITH_REFERENCE

@@ -268,6 +268,7 @@ class PolicyBackend(FrozenPolicy, ABC):
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.policy.cast_weights()
         return norm
 
     def _backward(self, loss: Tensor) -> None:
@@ -295,11 +296,19 @@ class PolicyBackend(FrozenPolicy, ABC):
             msg = "there is no proximal policy here: start at an optimizer step that begins its period, or resume"
             raise ContractError(msg)
         # One tensor at a time, so that no third copy of the weights exists.
-        _swap_values(self.policy.trained_state(), self.proximal)
+        self._swap_proximal(self.proximal)
         try:
             yield
         finally:
-            _swap_values(self.policy.trained_state(), self.proximal)
+            self._swap_proximal(self.proximal)
+
+    def _swap_proximal(self, proximal: dict[str, Tensor]) -> None:
+        """Swap the values of the trained weights and of the proximal policy."""
+        for name, tensor in self.policy.trained_state().items():
+            former = tensor.clone()
+            tensor.copy_(proximal[name])
+            proximal[name].copy_(former)
+        self.policy.cast_weights()
 
     def get_weights(self) -> dict[str, Tensor]:
         """Return the trained weights (with LoRA the adapters) by name, tied ones once; not copies on a single device.
@@ -324,6 +333,7 @@ class PolicyBackend(FrozenPolicy, ABC):
             # Copied into memory that torch allocated: mapped file memory is not aligned, and kernels may sum in
             # another order there.
             trained[name].copy_(self._cut_shard(tensor, trained[name]))
+        self.policy.cast_weights()
 
     def get_local_optimizer_state(self) -> dict[str, Tensor]:
         """Return AdamW's state on this rank, named parameter/field; not copies."""
@@ -405,14 +415,6 @@ class PolicyBackend(FrozenPolicy, ABC):
     @abstractmethod
     def _cut_shard(self, tensor: Tensor, like: Tensor) -> Tensor:
         """Return this rank's shard of a whole tensor, laid out like another."""
-
-
-def _swap_values(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> None:
-    """Swap the values of tensors of the same names."""
-    for name, tensor in tensors.items():
-        former = tensor.clone()
-        tensor.copy_(copies[name])
-        copies[name].copy_(former)
 
 
 class SingleDevice(PolicyBackend):

@@ -102,6 +102,7 @@ def load_on_rank_zero(load: Callable[[bool], PackedPolicy], ranks: Ranks) -> Pac
 
 def shard_policy(policy: PackedPolicy, ranks: Ranks) -> None:
     """Shard a policy in place: weights that are equal on every rank, or those of `load_on_rank_zero`."""
+    policy.compute_with_model()
     tensors = _name_tensors(policy.model)
     empty = any(tensor.is_meta for tensor in tensors.values())
     mesh = init_device_mesh(torch.device(ranks.device).type, (ranks.world_size,))

@@ -169,7 +169,7 @@ class Plan:
             advice = "Widen --where"
             if most == [Drop.OVER_LENGTH] and selection.length_drops is not None:
                 limit = selection.length_drops.limit_for_all
-                advice = f"Raise --max-length, now {selection.max_length}: {limit} leaves out none"
+                advice = f"Raise max_length, now {selection.max_length}: {limit} leaves out none"
             raise DataRefusedError(
                 f"nothing remains to train on: {count_noun(selection.episodes, 'episode')} selected, "
                 f"steps dropped: {reasons}. "
@@ -315,7 +315,7 @@ class Plan:
         tokens, costs = (np.add.reduceat(values_Q, firsts).tolist() for values_Q in (lengths_Q, lengths_Q**2))
         sequences = sequences_Q.tolist()
         atoms = [sequences[low:high] for low, high in pairwise([*firsts.tolist(), len(sequences)])]
-        ranks = spread(tokens, costs, self.config.token_budget, world_size)
+        ranks = spread(tokens, costs, self.config.micro_batch_tokens, world_size)
         return [[[q for item in items for q in atoms[item]] for items in bins] for bins in ranks]
 
     def list_consumed(self, step: OptimizerStep) -> pl.DataFrame:

@@ -58,6 +58,24 @@ class PreparedRun:
     """Plan of the held-out episodes, if the run is validated."""
 
 
+def fit_token_budget(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with the token budget that `auto` means: 8,192 on a CPU, on a GPU what its memory holds.
+
+    Raises:
+        UsageError: the GPU's memory holds no update of the model.
+    """
+    if config.token_budget != "auto":
+        return config
+    budget = 8192
+    if config.device != "cpu":
+        import torch
+
+        from trainer.policy.memory import choose_token_budget
+
+        budget = choose_token_budget(config, torch.cuda.get_device_properties(config.device).total_memory)
+    return config.model_copy(update={"token_budget": budget})
+
+
 def prepare(
     lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase | None" = None, *, scratch: Lake | None = None
 ) -> PreparedRun:
@@ -175,7 +193,7 @@ def prepare_at(
 def find_source(snapshot: Snapshot, config: TrainConfig) -> Credit | None:
     """Return the credit job whose advantages a run reads, if it reads any."""
     reads = config.loss.needs.credit or config.live_only
-    return find_credit(snapshot, config.advantages, option="--advantages") if reads else None
+    return find_credit(snapshot, config.advantages, option="advantages") if reads else None
 
 
 def _split_episodes(
@@ -233,7 +251,7 @@ def _check_encoding(selection: TrainingSelection, config: TrainConfig, notes: li
     if names_tokenizer and config.tokens != "engine":
         raise DataRefusedError(
             f"the engine's tokens (encoding {ids.to_text(selection.encoding_id)}) were made with another tokenizer or "
-            f"chat template than the model's; use that model, tokenise the text again with --tokens rendered, "
-            f"or insist with --tokens engine"
+            f"chat template than the model's; use that model, tokenise the text again with tokens=rendered, "
+            f"or insist with tokens=engine"
         )
     notes.append("the run assumes that this model's tokenizer made the engine's tokens; the lake has no record of it")

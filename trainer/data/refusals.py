@@ -28,7 +28,7 @@ class Drop(StrEnum):
     NO_TOKENS = "no_tokens"
     """It has no token row in the encoding that is trained."""
     DEAD_GROUP = "dead_group"
-    """All its siblings have the same score (or it has none), so its group has no signal; dropped by --live-only."""
+    """All its siblings have the same score (or it has none), so its group has no signal; dropped by `live_only`."""
     NO_ADVANTAGE = "no_advantage"
     """The credit job gave it no advantage: unscored, excluded, or not covered."""
     INACTIVE = "inactive"
@@ -36,7 +36,7 @@ class Drop(StrEnum):
     COPIED_CONTEXT = "copied_context"
     """Repeated from an earlier episode, where it was trained."""
     FILTERED = "filtered"
-    """The selection of --selection dropped this step but kept its episode."""
+    """The `selection` dropped this step but kept its episode."""
     NOT_TRAINABLE = "not_trainable"
     """Another policy took this decision."""
     STALE = "stale"
@@ -47,7 +47,7 @@ class Drop(StrEnum):
     NO_CONTEXT = "no_context"
     """Its action opens a sequence, so nothing predicts its first token."""
     OVER_LENGTH = "over_length"
-    """It ends after --max-length tokens of its sequence."""
+    """It ends after `max_length` tokens of its sequence."""
     UNPAIRED = "unpaired"
     """It, or its episode, is in no pair; the rows `preferences` of --plan count what each condition left."""
     UNLABELLED = "unlabelled"
@@ -104,7 +104,7 @@ def refuse_step_advantages(credit: pl.DataFrame, source: str) -> None:
     raise DataRefusedError(
         f"this loss weighs by the step advantage A_S, and {credit.height} of {credit.height} steps of {source} have "
         f"none (for example {_format_row(*example)}); compute them with `trajlake credit gigpo`, choose such a job "
-        f"with --advantages, or train with --loss awr, which takes any advantage"
+        f"with --set advantages=JOB, or train with --loss awr, which takes any advantage"
     )
 
 

@@ -61,7 +61,7 @@ class LengthDrops:
     def describe(self, limit: int) -> str:
         """Describe the effect of `limit` and suggest better limits."""
         share = f"{self.steps:,} of {self.live:,} live steps ({self.steps / self.live:.0%})"
-        better = f"--max-length {self.limit_for_most} would leave out at most a tenth, {self.limit_for_all} none"
+        better = f"max_length {self.limit_for_most} would leave out at most a tenth, {self.limit_for_all} none"
         return f"max_length {limit} leaves out {share}; {better}"
 
 
@@ -76,7 +76,7 @@ class TrainingSelection:
     drops: pl.DataFrame
     """reason, episodes, steps, tokens: counts of rows without loss. tokens counts action tokens."""
     episodes: int
-    """Number of episodes selected by --where and --selection."""
+    """Number of episodes selected by `where` and `selection`."""
     provenance: str
     """engine or rendered."""
     encoding_id: int | None

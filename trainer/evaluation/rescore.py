@@ -31,8 +31,8 @@ from lake.write import jobs
 from lake.write.jobs import JobPart, WrittenRows
 from lake.write.unique_rows import Commit, commit_unique, run_parts, take_until
 from trainer.backends.base import tensor_digest
-from trainer.config import TrainConfig
-from trainer.data.preparation import prepare
+from trainer.config import TrainConfig, choose_device
+from trainer.data.preparation import fit_token_budget, prepare
 from trainer.data.selection import TrainingSelection
 from trainer.evaluation.checkpoints import CheckpointLocation, find_checkpoint, open_policy
 from trainer.evaluation.ratios import KEYS, KIND, STORED, build_ratio_rows, read_series
@@ -102,11 +102,12 @@ def rescore(
     began = time.monotonic()
     location = find_checkpoint(lk.snapshot(), checkpoint)
     options = dict(options or {})
-    policy, tokenizer_of = open_policy(location, options.get("device", "cpu"))
+    policy, tokenizer_of = open_policy(location, choose_device(options.get("device", "auto")))
     digest = tensor_digest(policy.state())
     name, name_notes = choose_checkpoint_name(lk.snapshot(), name or location.name, digest)
     fixed = {"model": tokenizer_of, "loss": "sft", "live_only": False, "episodes_per_step": EPISODES_A_STEP}
     config = validate(TrainConfig, options | fixed)
+    config = fit_token_budget(config)
     prepared = prepare(lk, config)
     run = _RescoreJob(lk, prepared.snapshot, location, policy, name, digest, checkpoint, config)
     selection = select_pending(prepared.selection, run.done(prepared.snapshot))
@@ -193,6 +194,7 @@ def load_worker_policy(task: RescoreTask, device: str) -> "PackedPolicy":
 
 _SCORING_MODULES = (
     "policy.attention",
+    "policy.kernels",
     "policy.model",
     "policy.model_files",
     "data.selection",

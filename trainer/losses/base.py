@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from lake.read.training import STALENESS_BUCKETS
-from trainer.frozen import FrozenModel
+from lake.settings import FrozenModel
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -58,7 +58,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from lake.read.training import CORRECTION_LIMITS, get_correction_bounds, is_outside
-from trainer.frozen import FrozenModel
+from lake.settings import FrozenModel
 from trainer.losses.base import (
     MAX_LOG_RATIO,
     LossResult,

@@ -3,7 +3,7 @@
     L_t = -lp
 
 This is behaviour cloning. Filtered behaviour cloning (RFT, arXiv 2308.01825; STaR, ReST-EM) is this loss on selected
-episodes, so it is a selection and not a separate loss: `--loss sft --where "env_return >= 1"`, or `--selection` for the
+episodes, so it is a selection and not a separate loss: `--loss sft --where "env_return >= 1"`, or `selection` for the
 best of each task. It equals REINFORCE with A = 1[R >= c] over the selected episodes.
 """
 

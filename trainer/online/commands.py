@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import lake_option
+from lake.cli.options import lake_option, set_option
 from lake.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,21 +25,15 @@ if TYPE_CHECKING:
     "config_file",
     required=True,
     type=click.Path(dir_okay=False),
-    help="TOML file with [loop] and [trainer].",
+    help="Settings file (TOML), with the sections [loop] and [trainer].",
 )
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Folder of the run: checkpoints, versions, final/."
 )
 @click.option("--run", "run_id", help="Name of the run.  [default: the name of --out]")
-@click.option(
-    "--set",
-    "pairs",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Field of the configuration, e.g. loop.rounds=8, loop.collect.groups=16, trainer.seed=1. Wins over the file.",
-)
+@set_option("loop.rounds=8, loop.collect.groups=16, trainer.seed=1")
 @click.option("--ranks", type=int, hidden=True, help="Number of processes; refused, with the alternative.")
-@click.option("--resume", "resumes", is_flag=True, help="Continue the run of that name, or start it.")
+@click.option("--resume", "resumes", is_flag=True, help="Continue the run, or start it.")
 def loop(
     lake_uri: str,
     config_file: str,
@@ -124,18 +118,14 @@ def demo(lake_uri: str | None, engine: str | None, python: Path | None, **settin
     from lake.cli.options import hide_progress_bars
     from pipelines.collect.commands import ProgressPrinter
     from trainer.online.demo import find_free_folder, run_demo
-    from trainer.online.demo_engine import run_demo_with_engine
 
     hide_progress_bars()
     began = time.monotonic()
-    config, engine_config = _build_config(settings), _find_engine(engine, python, settings)
+    config, engine_config = _build_config(settings), _find_engine(engine, python)
     # The lake comes last: a refused command leaves no lake behind.
     target = lake.open(find_free_folder(Path(DEFAULT_LAKE)) if lake_uri is None else lake_uri, create=True)
     tell = ProgressPrinter()
-    if engine_config is None:
-        result = run_demo(target, config, tell.say)
-    else:
-        result = run_demo_with_engine(target, config, engine_config, say=tell.say, progress=tell.progress)
+    result = run_demo(target, config, engine_config, say=tell.say, progress=tell.progress)
     title = Path(target.uri).name if lake_uri is None else target.uri
     click.echo(f"the lake is in {title}: `trajlake view --lake {title}` explains every number", err=True)
     click.echo(
@@ -157,7 +147,7 @@ def _build_config(settings: dict[str, Any]) -> "DemoConfig":
         raise UsageError(faults) from error
 
 
-def _find_engine(engine: str | None, python: Path | None, settings: dict[str, Any]) -> "EngineConfig | None":
+def _find_engine(engine: str | None, python: Path | None) -> "EngineConfig":
     """Return the settings of the engine that the flags name. Raises UsageError, MissingExtraError."""
     from pipelines.collect.engines.serve import find_installation
     from trainer.online.settings import EngineConfig
@@ -165,8 +155,6 @@ def _find_engine(engine: str | None, python: Path | None, settings: dict[str, An
     if engine is None:
         if python is not None:
             raise UsageError("--python names the environment of an engine; give --engine vllm, too")
-        return None
-    if settings["shuffle_advantages"]:
-        raise UsageError("--shuffle-advantages is a control of the demo without --engine; leave one of them out")
+        return EngineConfig()
     find_installation(python, "auto")
     return EngineConfig(serve=True, python=None if python is None else str(python))

@@ -242,10 +242,11 @@ class Learner:
         predicate = where if trainer.where is None else f"({where}) AND (\n{trainer.where}\n)"
         snapshot = self._lake.snapshot()
         self._snapshot = dict(snapshot.versions)
-        try:
-            select_episodes(snapshot, predicate, read_selection(snapshot, selection))
-        except DataRefusedError:
-            return None  # `trainer.where` leaves out every episode of the round
+        if trainer.where is not None:
+            try:
+                select_episodes(snapshot, predicate, read_selection(snapshot, selection))
+            except DataRefusedError:
+                return None  # `trainer.where` leaves out every episode of the round
         config = build_round_config(trainer, predicate, number, selection)
         assert trainer.learning_rate is not None
         try:

@@ -212,7 +212,7 @@ class OnlineRun:
         reminder.doing = "computing the advantages"
         credit = RoundCredit(None, None, None)
         if self.learner.needs_credit:
-            credit = compute_credit(lake, loop.credit, where)
+            credit = compute_credit(lake, loop.credit, where, self.config.trainer.seed * 1_000_000 + number)
         reminder.doing = "choosing the episodes"
         selection = select_rollouts(lake, self.run_id, number, where, loop)
         left_out = selection.report.select("filter", "dropped_episodes").rows()

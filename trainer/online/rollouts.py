@@ -9,6 +9,7 @@ so each is taken once, also after a kill. Its group and its siblings stay those 
 rollout that is not trained on has a row in `selections` with the reason.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,11 +22,21 @@ from lake.judgements.credit import Credit, find_credit
 from lake.lake import Lake
 from lake.read.text_table import count_noun
 from lake.read.training import name_evaluation_run, round_predicate
-from pipelines.collect.factory import PlayedWeights, PlayerOptions, build_player, describe_options
-from pipelines.collect.manager.rounds import RunSettings, describe_total_failure
-from pipelines.collect.manager.run import Collection, build_best_selection, collect
-from pipelines.collect.manager.scheduler import RolloutLimits
+from pipelines.collect.environments.games import TextGame, play
+from pipelines.collect.environments.loading import load_house
+from pipelines.collect.factory import (
+    PlayedWeights,
+    PlayerOptions,
+    build_local_policy,
+    build_player,
+    describe_options,
+)
+from pipelines.collect.manager.rounds import RunSettings, describe_total_failure, find_next_round
+from pipelines.collect.manager.run import Collection, build_best_selection, collect, open_job, write_counts
+from pipelines.collect.manager.scheduler import RolloutCounts, RolloutLimits
+from pipelines.collect.players import Rollout, derive_rollout_seed
 from pipelines.collect.tasks import TaskSet
+from pipelines.credit.compare import shuffle_advantages
 from pipelines.credit.job import choose_step_source, run_credit
 from pipelines.select import Selection, SelectReport, Status, run_select
 from trainer.evaluation.success import read_attempts
@@ -151,12 +162,76 @@ class Rollouts:
             chooses_best=False,
             next_step="no round is left to train on them" if is_last else "the next round continues them",
         )
-        player = build_player(options, self._lake.uri, request.run, weights)
 
         def say(line: str) -> None:
             self._say(f"{request.run}: {line}")
 
+        make_game = _find_game(options, limits)
+        if make_game is not None:
+            _collect_in_lock_step(self._lake, make_game, options, weights, tasks, collection, say)
+            return
+        player = build_player(options, self._lake.uri, request.run, weights)
         collect(self._lake, player, tasks, collection, say=say, progress=self._progress, lost=lost)
+
+
+def _find_game(options: PlayerOptions, limits: RolloutLimits) -> Callable[[], TextGame] | None:
+    """Return what makes the games of rounds that are played in lock-step; None where the manager plays.
+
+    The package's own game neither fails nor hangs. With the model in this process, plain calls play it to the same rows
+    as the manager, in half the time. An option that interrupts or changes rollouts needs the manager.
+    """
+    plain = PlayerOptions(env="house", env_args=options.env_args, sampling=options.sampling, policy=options.policy)
+    is_plain = options == plain and limits == RolloutLimits(parallel=limits.parallel, retries=limits.retries)
+    return load_house(options.env_args) if is_plain else None
+
+
+def _collect_in_lock_step(
+    lake: Lake,
+    make_game: Callable[[], TextGame],
+    options: PlayerOptions,
+    weights: PlayedWeights,
+    tasks: TaskSet,
+    collection: Collection,
+    say: Say,
+) -> None:
+    """Play the missing rounds, each as its job; a round that a kill interrupted is played again as a whole."""
+    settings = collection.run_settings
+    while (planned := find_next_round(lake, tasks, settings, collection.parameters)).plan.round < collection.rounds:
+        plan, began = planned.plan, time.monotonic()
+        say(plan.title if planned.job_id is None else f"{plan.title}, unfinished")
+        policy = build_local_policy(options, weights)
+        rollouts = [
+            Rollout(
+                task=task,
+                rollout_index=index,
+                run_id=settings.run,
+                collection_round=plan.round,
+                expected_group_size=plan.siblings,
+                seed=derive_rollout_seed(plan.seed, plan.round, task.seed, index),
+            )
+            for task in plan.draw_tasks(tasks)
+            for index in range(plan.siblings)
+        ]
+        with open_job(lake, planned, collection) as job:
+            records = []
+            for first in range(0, len(rollouts), collection.limits.parallel):
+                # In the manager's order: the last bits of a sample depend on its row of the batch.
+                batch = sorted(rollouts[first : first + collection.limits.parallel], key=lambda rollout: rollout.key)
+                records += play([make_game() for _ in batch], batch, policy)
+            written = job.record(records)
+            figures = RolloutCounts(
+                planned=len(records),
+                present=written.present,
+                finished=len(records) - written.present,
+                steps=sum(len(record.steps) for record in records),
+                tokens=sum(record.completion_tokens or 0 for record in records),
+                rewarded=len(records),
+                returns=sum(record.env_return or 0.0 for record in records),
+                seconds=time.monotonic() - began,
+            )
+            write_counts(job, plan, figures, {"decisions": figures.steps, "carried": 0})
+        if plan.round + 1 == collection.rounds:
+            return  # without another query
 
 
 def refuse_failed(lake: Lake, where: str) -> None:
@@ -238,13 +313,16 @@ class RoundCredit:
     dead_groups: int | None
 
 
-def compute_credit(lake: Lake, config: CreditConfig, where: str) -> RoundCredit:
-    """Compute the advantages of the rollouts of `where` in a credit job."""
+def compute_credit(lake: Lake, config: CreditConfig, where: str, seed: int) -> RoundCredit:
+    """Compute the advantages of the rollouts of `where` in a credit job; `seed` decides a control's shuffle."""
     estimator = config.build()
     if "step_source" not in estimator.model_fields_set and config.options.get("episode_source", "score") == "score":
         estimator = choose_step_source(lake, estimator, where, config.score, config.rewards)
     report = run_credit(lake, estimator, only=where, score=config.score, rewards=config.rewards)
-    credit = find_credit(lake, ids.to_text(report.job_id))
+    job_id = report.job_id
+    if config.control == "shuffled":
+        job_id, _ = shuffle_advantages(lake, job_id, seed)
+    credit = find_credit(lake, ids.to_text(job_id))
     return RoundCredit(credit, report.summary.live_groups, report.summary.dead_groups)
 
 

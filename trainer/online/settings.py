@@ -23,16 +23,15 @@ from pydantic import Field, field_validator, model_validator
 from lake.errors import UsageError
 from lake.judgements.scores import ENV_RETURN
 from lake.judgements.selections import bracket_predicate
-from lake.settings import merge, read_section, validate
+from lake.settings import FrozenModel, merge, read_section, validate
 from pipelines.collect.agents.loading import load_agent
 from pipelines.collect.engines.http import parse_address
 from pipelines.collect.engines.serve import Device, EngineDtype
 from pipelines.collect.environments.loading import load_environment
-from pipelines.collect.factory import PROMPTS, PlayerOptions
-from pipelines.collect.manager.rounds import Keep, RunSettings
-from pipelines.collect.manager.scheduler import RolloutLimits
+from pipelines.collect.factory import PROMPTS
+from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.policies.transformers_policy import compile_grammar
-from pipelines.collect.tasks import TaskSet, list_seed_tasks, read_tasks
+from pipelines.collect.settings import RoundConfig, TaskConfig
 from pipelines.credit.estimators import find_estimator, needs_siblings, suggest_for_lone_episodes
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.score.rewards import load_reward
@@ -41,7 +40,6 @@ from pipelines.select.filters import FILTERS, AnyFilter
 from pipelines.spelling import parse_part
 from trainer.backends.ranks import is_launched
 from trainer.config import MACHINE, TrainConfig
-from trainer.frozen import FrozenModel
 from trainer.runs.offline import check_model
 from trainer.train_settings import build_config, layer_settings
 
@@ -54,45 +52,9 @@ NEEDS_ENGINE = (
 """Reason that an OpenAI-compatible endpoint is refused."""
 
 
-class TaskConfig(FrozenModel):
-    """The tasks of rollouts."""
+class CollectConfig(RoundConfig):
+    """The rollouts of a round. `player.model` stays unset: the trained model plays."""
 
-    prompts: str | None = None
-    """File of tasks, JSONL or Parquet; None takes seeds."""
-    first_seed: int = Field(0, ge=0)
-    """First seed."""
-    tasks: int = Field(10_000, ge=1)
-    """Number of seeds."""
-
-    def task_set(self, *, are_shown: bool) -> TaskSet:
-        """Return the tasks; `are_shown`: they are prompts for the policy. Raises FormatError: the file has no task."""
-        if self.prompts is None:
-            return list_seed_tasks(self.first_seed, self.tasks)
-        return read_tasks(self.prompts, are_shown=are_shown)
-
-
-class CollectConfig(TaskConfig):
-    """The rollouts of a round."""
-
-    player: PlayerOptions = PlayerOptions()
-    """Environment or agent, engines, sampling. Without engines the model plays in this process. `model` stays unset:
-    the trained model plays."""
-    groups: int = Field(32, ge=1)
-    """Number of tasks of a round."""
-    group_size: int = Field(8, ge=1)
-    """Rollouts of a task."""
-    oversample: int = Field(0, ge=0)
-    """Number of additional rollouts of a task; `keep` leaves out as many."""
-    keep: Keep = "all"
-    """Rollouts of an oversampled group that stay: all, the first that finish, or the best by `loop.credit.score`."""
-    carry_over: bool = False
-    """With `keep = "first"`: continue the remaining rollouts in the next round, under its weights."""
-    parallel: int = Field(256, ge=1)
-    """Number of rollouts at the same time."""
-    retries: int = Field(1, ge=0)
-    """Number of attempts after a failure."""
-    episode_seconds: float | None = Field(None, gt=0)
-    """Longest duration of a rollout in seconds, after which it is cut off."""
     filters: tuple[AnyFilter, ...] = ()
     """Filters of the rollouts to train on, in order, as for `trajlake select --filter`: `["dead_groups",
     "length:max_steps=30"]`. Rollouts that they leave out still count as siblings."""
@@ -112,22 +74,7 @@ class CollectConfig(TaskConfig):
     def _checked(self) -> Self:
         if self.player.model is not None and self.player.agent is None:
             raise ValueError("`player.model` is the model that is trained; set `model` in [trainer]")
-        if self.keep != "all" and not self.oversample:
-            raise ValueError(f'`keep = "{self.keep}"` needs `oversample`: siblings that may be left out')
-        if self.carry_over and self.keep != "first":
-            raise ValueError('`carry_over` needs `keep = "first"`')
         return self
-
-    @property
-    def limits(self) -> RolloutLimits:
-        """Return the limits for the manager of rollouts."""
-        return RolloutLimits(
-            keep=self.keep,
-            carry_over=self.carry_over,
-            parallel=self.parallel,
-            retries=self.retries,
-            episode_seconds=self.episode_seconds,
-        )
 
 
 class EvaluationConfig(TaskConfig):
@@ -164,6 +111,8 @@ class CreditConfig(FrozenModel):
     """Episode score: env_return, or a scorer."""
     rewards: str = "env_reward"
     """Step rewards: env_reward, or a scorer."""
+    control: Literal["shuffled"] | None = None
+    """shuffled: train on each round's advantages shuffled among its live steps, which should teach nothing."""
 
     def build(self) -> Estimator:
         """Build the estimator. Raises UsageError: the name is unknown, or an option is wrong."""
@@ -324,9 +273,6 @@ def read_config(file: str, overrides: Mapping[str, Any]) -> OnlineConfig:
         )
     loop, trainer = read_section(file, ["loop"]), read_section(file, ["trainer"])
     loop, trainer = merge(loop, overrides.get("loop", {})), layer_settings(trainer, overrides.get("trainer", {}))
-    collect, player = _section(loop, "collect"), _section(_section(loop, "collect"), "player")
-    if collect.get("prompts") is not None and not {"env", "agent"} & player.keys():
-        loop = merge(loop, {"collect": {"player": {"env": PROMPTS}}})
     name = _section(loop, "credit").get("estimator", CreditConfig().estimator)
     if options := read_section(file, ["credit", str(name)]):
         loop = merge({"credit": {"options": options}}, loop)

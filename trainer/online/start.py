@@ -20,6 +20,7 @@ from pipelines.collect.factory import describe_options, redact_keys
 from pipelines.collect.manager.run import StoppedError
 from trainer.backends.base import SingleDevice
 from trainer.config import MACHINE, TrainConfig
+from trainer.data.preparation import fit_token_budget
 from trainer.loggers import open_loggers
 from trainer.online.engines import find_engines, run_engines
 from trainer.online.learner import Learner, Versions
@@ -103,7 +104,7 @@ def run_loop(
         apis = find_engines(config.loop)  # before a job says that the run has started
         model = _train_first_stage(lake, config, folder, run_id, say, reminder)
         reminder.begin(f"run {run_id}", "loading the model")
-        trainer, note = with_threads(config.trainer.model_copy(update={"model": model}))
+        trainer, note = with_threads(fit_token_budget(config.trainer.model_copy(update={"model": model})))
         if note is not None:
             say(note)
         make_deterministic(trainer)

@@ -15,7 +15,10 @@ The packed path of transformers builds a dense T x T mask and scores every pair.
 tokens it took ten times as long.
 """
 
+import inspect
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, Literal
@@ -174,9 +177,13 @@ def flash_attention(
     layout = _check_call(module, attention_mask, dropout, layout, unsupported, "flash")
     # Norms of queries and keys may leave float32 behind under autocast; the kernel takes one 16-bit type.
     narrow = value_BHTD.dtype if value_BHTD.dtype != torch.float32 else torch.get_autocast_dtype("cuda")
+    repeats = query_BHTD.shape[1] // key_BHTD.shape[1]
+    if repeats > 1 and not _TAKES_GROUPS:
+        key_BHTD, value_BHTD = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key_BHTD, value_BHTD))
     query_THD, key_THD, value_THD = (
         tensor[0].transpose(0, 1).to(narrow).contiguous() for tensor in (query_BHTD, key_BHTD, value_BHTD)
     )
+    options: dict[str, Any] = {"enable_gqa": repeats > 1} if _TAKES_GROUPS else {}
     mixed_THD = varlen_attn(
         query_THD,
         key_THD,
@@ -187,7 +194,7 @@ def flash_attention(
         layout.longest,
         scale=scaling,
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        enable_gqa=query_THD.shape[1] != key_THD.shape[1],
+        **options,
     )
     assert isinstance(mixed_THD, Tensor)
     return mixed_THD[None].to(query_BHTD.dtype), None
@@ -248,9 +255,30 @@ Kind = Literal["auto", "sdpa", "flex", "flash"]
 NAMES = {"sdpa": "trajlake_packed", "flex": "trajlake_blocks", "flash": "trajlake_varlen"}
 """Names in transformers. They avoid its words: it treats every name with "flash" in a special way."""
 
-AttentionInterface.register(NAMES["sdpa"], packed_attention)
-AttentionInterface.register(NAMES["flex"], flex_packed_attention)
-AttentionInterface.register(NAMES["flash"], flash_attention)
+_TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""Whether torch's flash attention takes fewer key heads than query heads: from 2.12 on."""
+_FUNCTIONS = {"sdpa": packed_attention, "flex": flex_packed_attention, "flash": flash_attention}
+for _kind, _function in _FUNCTIONS.items():
+    AttentionInterface.register(NAMES[_kind], _function)
+
+
+@contextmanager
+def use_attention(function: Callable[..., tuple[Tensor, None]]) -> Iterator[None]:
+    """Let models with attention sdpa call another function while the block runs."""
+    interface: Any = AttentionInterface
+    registered = interface()[NAMES["sdpa"]]
+    AttentionInterface.register(NAMES["sdpa"], function)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(NAMES["sdpa"], registered)
+
+
+def leave_uncompiled() -> None:
+    """Keep torch.compile out of attention: it would compile a layer again for each layout of sequences."""
+    disable: Any = torch.compiler.disable
+    for kind, function in _FUNCTIONS.items():
+        AttentionInterface.register(NAMES[kind], disable(function))
 
 
 def choose_attention(kind: Kind, device: torch.device, dtype: torch.dtype) -> str:

@@ -11,10 +11,18 @@ Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_V` voca
 Activation checkpointing stores only the input of a layer, and computes the layer again in the backward pass. The switch
 of transformers works in training mode only, and training mode turns dropout on.
 
+A 16-bit type is used in one of two ways. Without cast weights, as on a CPU, weights and residual stream are float32 and
+autocast rounds the operands of each product. With cast weights, as on a GPU, a 16-bit copy of the weights computes, so
+that the residual stream and the activations have 16 bits, too. `PackedPolicy.cast_weights` renews the copy once per
+optimizer step. Its gradients are added to those of the float32 weights, micro-batch by micro-batch, in float32. The
+float32 weights stay the policy's state for the optimizer, checkpoints, digests and engines (Micikevicius et al. 2018,
+arXiv 1710.03740).
+
 LoRA: small trained matrices next to frozen weights, by peft; a checkpoint holds only them. Adapters are put into the
 model in place, so that it stays the same transformers model. They start without effect (B = 0), from a seed.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +38,7 @@ from lake.errors import ContractError, UsageError
 from trainer.config import Dtype, LoRAConfig, TrainConfig
 from trainer.data.batch import PackedBatch
 from trainer.policy.attention import NAMES, Kind, Layout, choose_attention
+from trainer.policy.kernels import Kernels, choose_kernels, compile_layers, score_head, use_liger
 from trainer.policy.model_files import build_empty_model, load_model
 
 ADAPTER = "default"
@@ -154,16 +163,24 @@ DTYPES: dict[Dtype, torch.dtype] = {
 class TokenScorer(torch.nn.Module):
     """Body, head and log-sum-exp as one module, around which a sharded model gathers and frees its weights.
 
-    `autocast` is the type of the matrix products; None takes that of the weights.
+    Args:
+        model: model that computes.
+        autocast: type of the matrix products; None takes that of the weights.
+        fused_head: score by `score_head`, where the head is a plain linear layer.
     """
 
-    def __init__(self, model: PreTrainedModel, autocast: torch.dtype | None) -> None:
+    def __init__(self, model: PreTrainedModel, autocast: torch.dtype | None, *, fused_head: bool = False) -> None:
         super().__init__()
         self.model: Any = model
         self.autocast = autocast
         embedding: Any = model.get_input_embeddings()
         self.vocabulary = int(embedding.num_embeddings)
         self._change_logits = _find_logit_change(model.config)
+        self._fused_head = fused_head and self._change_logits is None and type(self._head) is torch.nn.Linear
+
+    @property
+    def _head(self) -> Any:
+        return self.model.get_output_embeddings()
 
     def forward(self, batch: PackedBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
         """Compute the result of `PackedPolicy.logprobs`."""
@@ -171,6 +188,11 @@ class TokenScorer(torch.nn.Module):
         with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
             hidden_ND = self._hidden(batch)[batch.predictor_N]
             rows = max(1, HEAD_ELEMENTS // self.vocabulary)
+            if self._fused_head:
+                logprobs_N, entropy_N = score_head(
+                    self._head, hidden_ND, batch.target_N, batch.temperature_N, rows=rows, entropy=entropy
+                )
+                return logprobs_N, entropy_N if entropy else None
             if len(hidden_ND) <= rows:
                 logprobs_N, entropy_N = self._score(hidden_ND, batch.target_N, batch.temperature_N, entropy)
                 return logprobs_N, entropy_N if entropy else None
@@ -199,7 +221,7 @@ class TokenScorer(torch.nn.Module):
         self, hidden_ND: Tensor, target_N: Tensor, temperature_N: Tensor | None, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies of one chunk; without `entropy` the latter are empty."""
-        logits_NV = self.model.get_output_embeddings()(hidden_ND).float()
+        logits_NV = self._head(hidden_ND).float()
         if self._change_logits is not None:
             logits_NV = self._change_logits(logits_NV)
         if temperature_N is not None:
@@ -213,18 +235,48 @@ class TokenScorer(torch.nn.Module):
         return logprobs_N, lse_N - (probabilities_NV * logits_NV).sum(dim=-1)
 
 
+def _copy_narrow(model: Any, dtype: torch.dtype) -> Any:
+    """Copy a model with 16-bit weights, whose gradients are added to those of the model's weights as they come.
+
+    Buffers, such as the frequencies of rotary embeddings, keep their type.
+    """
+    copies: dict[int, Any] = {}
+    for weight in model.parameters():
+        narrow: Any = torch.nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=weight.requires_grad)
+        if weight.requires_grad:
+            narrow.register_post_accumulate_grad_hook(_add_gradient_to(weight))
+        copies[id(weight)] = narrow
+    return copy.deepcopy(model, copies)
+
+
+def _add_gradient_to(weight: torch.nn.Parameter) -> Callable[[Tensor], None]:
+    """Return a hook that moves the gradient of a 16-bit copy to its float32 weight."""
+
+    def add(narrow: Tensor) -> None:
+        gradient = narrow.grad
+        assert gradient is not None
+        if weight.grad is None:
+            weight.grad = gradient.to(weight.dtype)
+        else:
+            weight.grad.add_(gradient)
+        narrow.grad = None
+
+    return add
+
+
 class PackedPolicy:
     """A causal language model that scores tokens.
 
     Args:
-        model: a transformers causal LM that uses the attention interface, on its device. Its attention implementation
-        is
-            replaced: generate with another instance.
-        dtype: type of matrix products; with a 16-bit type the weights are cast for each product.
+        model: a transformers causal LM that uses the attention interface, on its device, with float32 weights. Its
+            attention implementation is replaced: generate with another instance.
+        dtype: type of matrix products.
+        cast: whether a 16-bit copy of the weights computes; None: with a 16-bit type on a GPU.
+        kernels: kernels of the layers and of the head.
         device: future device of a model that has no weights yet.
 
     Raises:
-        UsageError: the attention does not run on this device.
+        UsageError: attention or kernels do not run on this device.
     """
 
     def __init__(
@@ -233,18 +285,54 @@ class PackedPolicy:
         *,
         attention: Kind = "auto",
         dtype: Dtype = "float32",
+        cast: bool | None = None,
+        kernels: Kernels = "auto",
         gradient_checkpointing: bool = False,
         device: str | None = None,
     ) -> None:
         target = model.device if device is None else torch.device(device)
         self.attention = choose_attention(attention, target, DTYPES[dtype])
+        self.kernels = choose_kernels(kernels, target)
         self.dtype = dtype
         model.set_attn_implementation(NAMES[self.attention])
         model.train(mode=False)
-        if gradient_checkpointing:
-            recompute_layers(model)
         self.model: Any = model
-        self.scorer = TokenScorer(model, None if dtype == "float32" else DTYPES[dtype])
+        """Model with the float32 weights, which are the policy's state."""
+        self._recompute = gradient_checkpointing
+        self._is_cast = dtype != "float32" and (target.type == "cuda" if cast is None else cast)
+        self.scorer = self._build_scorer()
+
+    def _build_scorer(self) -> TokenScorer:
+        """Build the module that computes: the model itself, or a 16-bit copy of it, with its kernels."""
+        narrow = None if self.dtype == "float32" else DTYPES[self.dtype]
+        module = _copy_narrow(self.model, narrow) if self._is_cast and narrow is not None else self.model
+        if self.kernels == "liger":
+            use_liger(module)
+        if self.kernels == "compile":
+            compile_layers(get_layers(module))
+        if self._recompute:
+            recompute_layers(module)
+        return TokenScorer(module, None if self._is_cast else narrow, fused_head=self.kernels != "eager")
+
+    def add_adapters(self, config: LoRAConfig, *, seed: int) -> None:
+        """Put adapters into the model and freeze everything else; errors as of `add_adapters`."""
+        add_adapters(self.model, config, seed=seed)
+        if self._is_cast:
+            self.scorer = self._build_scorer()
+
+    def compute_with_model(self) -> None:
+        """Compute with the float32 weights from now on, without a 16-bit copy: they are sharded, and cast by shards."""
+        if self._is_cast:
+            self._is_cast = False
+            self.scorer = self._build_scorer()
+
+    def cast_weights(self) -> None:
+        """Renew the 16-bit copy of the weights, if there is one; every change of the weights calls it."""
+        if self._is_cast:
+            with torch.no_grad():
+                for weight, narrow in zip(self.model.parameters(), self.scorer.model.parameters(), strict=True):
+                    if narrow is not weight:
+                        narrow.copy_(weight)
 
     @property
     def vocabulary(self) -> int:
@@ -305,6 +393,7 @@ def load_policy(
     *,
     attention: Kind = "auto",
     dtype: Dtype = "float32",
+    kernels: Kernels = "auto",
     gradient_checkpointing: bool = False,
     empty: bool = False,
 ) -> PackedPolicy:
@@ -320,7 +409,12 @@ def load_policy(
     check_device(device)
     model = build_empty_model(source) if empty else load_model(source).to(device)
     policy = PackedPolicy(
-        model, attention=attention, dtype=dtype, gradient_checkpointing=gradient_checkpointing, device=device
+        model,
+        attention=attention,
+        dtype=dtype,
+        kernels=kernels,
+        gradient_checkpointing=gradient_checkpointing,
+        device=device,
     )
     if not empty:
         check_policy(policy)
@@ -341,11 +435,12 @@ def build_policy(config: TrainConfig, device: str | None = None, *, empty: bool 
         device or config.device,
         attention=config.attention,
         dtype=config.dtype,
+        kernels=config.kernels,
         gradient_checkpointing=config.gradient_checkpointing,
         empty=empty,
     )
     if config.lora is not None:
-        add_adapters(policy.model, config.lora, seed=config.seed)
+        policy.add_adapters(config.lora, seed=config.seed)
     return policy
 
 
@@ -377,7 +472,8 @@ def check_policy(policy: "PackedPolicy") -> None:
     ids_T = torch.randint(0, policy.vocabulary, (sum(_LENGTHS),), generator=generator)
     sequences = [ids.tolist() for ids in torch.split_with_sizes(ids_T, _LENGTHS)]
     batch = pack_sequences(sequences).to(policy.device)
-    with torch.no_grad():
+    # Compiled layers run as written: compiling them for so few tokens would take longer than the check.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         packed_N, _ = policy.logprobs(batch)
         expected_N = _score_unpacked(policy, batch)
     difference_N = (packed_N - expected_N).abs()
@@ -406,7 +502,7 @@ def check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
     if highest >= vocabulary:
         raise ContractError(
             f"table `tokens` holds token id {highest}, and the model knows ids below {vocabulary}: the tokens were "
-            f"made with another tokenizer; choose the model they came from, or --tokens rendered"
+            f"made with another tokenizer; choose the model they came from, or tokens=rendered"
         )
 
 
@@ -428,7 +524,8 @@ def pack_sequences(ids_Q: Sequence[Sequence[int]]) -> PackedBatch:
 
 def _score_unpacked(policy: "PackedPolicy", batch: PackedBatch) -> Tensor:
     """Compute the same log-probabilities with the forward pass and eager attention of transformers."""
-    model, used = policy.model, policy.model.config._attn_implementation
+    model = policy.scorer.model
+    used = model.config._attn_implementation
     model.set_attn_implementation("eager")
     logprobs = []
     autocast = policy.scorer.autocast

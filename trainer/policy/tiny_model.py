@@ -18,10 +18,10 @@ from pydantic import Field
 from lake.errors import DataRefusedError, UsageError
 from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot
+from lake.settings import FrozenModel
 from lake.storage.atomic import atomic_folder
 from lake.write.rows import inline_blobs
 from trainer.data.render import STEP_DOCUMENTS, UnrenderableError, collect_texts, read_turns
-from trainer.frozen import FrozenModel
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast

@@ -175,6 +175,7 @@ def _fill(folder: Path, section: str, state: State, sha256: str, backend: Policy
     with _name_checkpoint(folder):
         if state.files:
             load_shards(folder / section, backend.policy.trained_state(), backend.ranks)
+            backend.policy.cast_weights()
         else:
             backend.load_weights(_load(folder / f"{section}.safetensors", sha256))
 

@@ -77,7 +77,9 @@ def make_reference(config: TrainConfig, ranks: Ranks = ALONE) -> FrozenPolicy:
     source = config.reference or config.model
 
     def load(empty: bool) -> PackedPolicy:
-        policy = load_policy(source, device, attention=config.attention, dtype=config.dtype, empty=empty)
+        policy = load_policy(
+            source, device, attention=config.attention, dtype=config.dtype, kernels=config.kernels, empty=empty
+        )
         policy.model.requires_grad_(requires_grad=False)
         return policy
 

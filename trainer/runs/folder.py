@@ -12,7 +12,6 @@ A checkpoint is removed only after a newer one is complete and in the table. A k
 nothing under its name. Rows of `checkpoints` stay as a record.
 """
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,8 @@ from lake.judgements.credit import Credit
 from lake.lake import Lake
 from lake.read.parquet import collect_rows
 from lake.settings import validate
-from lake.storage.atomic import atomic_text, recover, remove_folder
+from lake.storage.atomic import recover, remove_folder, write_atomically
+from lake.storage.locks import hold_file_lock
 from lake.write.jobs import Job
 from trainer.backends.ranks import Ranks
 from trainer.config import TrainConfig
@@ -95,32 +95,28 @@ class RunFolder:
 
     def write(self, record: RunRecord) -> None:
         """Write the run's record atomically."""
-        atomic_text(self.path / "run.json", msgspec.json.encode(record).decode() + "\n")
+        write_atomically(self.path / "run.json", msgspec.json.encode(record) + b"\n")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes out (UsageError there); the kernel frees the lock when the process ends.
+        """Keep other processes out (UsageError there).
 
         Folders that killed processes left half written, replaced or removed are repaired first.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+        path = self.path / ".lock"
+        with hold_file_lock(path, wait=False) as lock:
+            if lock is None:
+                holder = path.read_text("utf-8", "replace").strip()
                 raise UsageError(
                     f"process {holder or 'unknown'} trains into {self.path}: wait for it, end it (kill {holder}), or "
                     f"choose another --out"
-                ) from error
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                )
+            os.truncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
             recover(self.path)
             recover(self.checkpoints)
             yield
-        finally:
-            os.close(descriptor)
 
 
 def check_unchanged(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:

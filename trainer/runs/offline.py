@@ -35,7 +35,7 @@ from lake.settings import validate
 from lake.storage.atomic import find_settled
 from trainer.backends.ranks import Ranks, join_ranks
 from trainer.config import TrainConfig
-from trainer.data.preparation import PreparedRun, find_source, prepare, prepare_at
+from trainer.data.preparation import PreparedRun, find_source, fit_token_budget, prepare, prepare_at
 from trainer.data.refusals import refuse
 from trainer.data.selection import select_episodes
 from trainer.loggers import check_installed
@@ -254,8 +254,9 @@ def resolve_run(
     Raises:
         UsageError, DataRefusedError, CheckpointError: as for `train` and `resume`.
     """
-    config = start.config
-    ranks.on_rank_zero(lambda: check_model(config))
+    ranks.on_rank_zero(lambda: check_model(start.config))
+    config = ranks.on_rank_zero(lambda: fit_token_budget(start.config))
+    start = replace(start, config=config)
     prepared = prepare_on_ranks(lk, config, lambda: _prepare(lk, start), ranks)
     if start.record is None:
         ranks.on_rank_zero(lambda: refuse(prepared.refusals))

@@ -32,7 +32,7 @@ from lake.read.text_table import format_count
 from lake.settings import value_at
 from trainer.config import TrainConfig
 from trainer.data.plan import OptimizerStep, Plan
-from trainer.data.preparation import PreparedRun, prepare
+from trainer.data.preparation import PreparedRun, fit_token_budget, prepare
 from trainer.data.selection import TrainingSelection
 from trainer.losses.sft import SFT
 from trainer.policy.model_files import count_parameters
@@ -54,7 +54,7 @@ def preview_run(lk: Lake, config: TrainConfig) -> Iterator[PreparedRun]:
     """
     check_model(config)
     with TemporaryDirectory(prefix="trajlake-plan-") as folder:
-        yield prepare(lk, config, scratch=open_lake(Path(folder) / "lake", create=True))
+        yield prepare(lk, fit_token_budget(config), scratch=open_lake(Path(folder) / "lake", create=True))
 
 
 _SAMPLED_STEPS = 100
@@ -83,7 +83,7 @@ def measure_packing(plan: Plan) -> PackingFigures:
     steps = sample_steps(plan)
     counts = [len(plan.pack_micro_batches(step)[0]) for step in steps]
     tokens = sum(step.tokens for step in steps)
-    return PackingFigures(fmean(counts), max(counts), tokens / (sum(counts) * plan.config.token_budget))
+    return PackingFigures(fmean(counts), max(counts), tokens / (sum(counts) * plan.config.micro_batch_tokens))
 
 
 def measure_balance(plan: Plan, ranks: int) -> float:
@@ -124,6 +124,12 @@ def build_plan_rows(prepared: PreparedRun, *, epochs: int, seconds: float | None
         ("optimizer steps", str(len(plan.steps)), None),
         *_packing(plan),
     ]
+    if plan.config.device != "cpu":
+        from trainer.policy.memory import plan_memory
+
+        budget = plan.config.micro_batch_tokens
+        memory = plan_memory(plan.config, budget, round(budget * plan.loss_tokens / plan.tokens))
+        rows.append(("memory", memory.describe(), "at the peak of an update"))
     if selection.groups is not None:
         rows.append(("groups", f"{selection.groups:,}", f"{selection.dead_groups:,} of them dead"))
     rows += [(f"preferences: {name}", f"{number:,}", note) for name, number, note in selection.candidate_counts]
@@ -146,7 +152,7 @@ def _packing(plan: Plan) -> list[Row]:
         ("loss average", plan.weighting.describe(), "how the losses of an optimizer step's tokens are averaged"),
         ("kept together", str(plan.weighting.atom), "what is never split over micro-batches or ranks"),
         ("micro-batches", f"{figures.micro_batches:.1f}", f"per optimizer step, at most {figures.most}"),
-        ("packing", f"{figures.fill:.0%}", f"of the token budget of {plan.config.token_budget:,} used"),
+        ("packing", f"{figures.fill:.0%}", f"of the token budget of {plan.config.micro_batch_tokens:,} used"),
         ("balance by ranks", shares, "share of the time that ranks would work, by squared sequence lengths"),
     ]
 
@@ -195,7 +201,7 @@ def estimate_seconds(snapshot: Snapshot, plan: Plan, config: TrainConfig, *, mea
     if (earlier := _earlier_speed(snapshot, config)) is not None:
         job_id, speed = earlier
         return tokens / speed, f"speed of job {ids.to_text(job_id)}: {speed:,.0f} tokens/s"
-    return None, "no earlier run of this loss with a model of this size; --measure loads the model and times it"
+    return None, "no earlier run of this loss with a model of this size; --plan measured loads the model and times it"
 
 
 def _earlier_speed(snapshot: Snapshot, config: TrainConfig) -> tuple[int, float] | None:

@@ -9,8 +9,8 @@ The trained model is exported as an ordinary Hugging Face folder. With LoRA the 
 `adapter/` the adapters alone, for engines that load them.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,10 @@ from typing import Any
 
 import msgspec
 import polars as pl
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake import ids
+from lake.errors import UsageError
 from lake.read.text_table import format_count
 from lake.storage.atomic import atomic_folder
 from trainer.backends.base import PolicyBackend
@@ -35,6 +37,7 @@ from trainer.monitor import (
     negative_log_likelihood,
     should_stop,
 )
+from trainer.policy.memory import BUDGETS
 from trainer.policy.model import PackedPolicy, merge_adapters, save_adapters
 from trainer.policy.model_files import add_tied, load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
@@ -105,6 +108,25 @@ class ResolvedRun:
     """State of the checkpoint to continue from; None starts at the first optimizer step."""
 
 
+@contextmanager
+def explain_out_of_memory(config: TrainConfig) -> Iterator[None]:
+    """Turn a GPU's lack of memory into a UsageError that says what would fit."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        budget = config.micro_batch_tokens
+        fitting = [tokens for tokens in BUDGETS if tokens < budget] or [budget]
+        changes = [f"token_budget {fitting[0]}, or auto"]
+        if not config.gradient_checkpointing:
+            changes.append("gradient_checkpointing true")
+        if config.lora is None:
+            changes.append("adapters ([trainer.lora])")
+        raise UsageError(
+            f"the GPU's memory does not hold an update with {format_count(budget, 'token')} a micro-batch "
+            f"({str(error).partition('.')[0]}); start another run with one of: {'; '.join(changes)}"
+        ) from error
+
+
 @dataclass(slots=True)
 class TrainingRun:
     """A run from some optimizer step to its end."""
@@ -144,7 +166,8 @@ class TrainingRun:
         notes = prepared.notes
         if first == 0:
             notes += find_data_alarms(config.alarms, prepared.snapshot, prepared.selection)
-        done = first if self._stopped else self._update(first, on_step, evaluate)
+        with explain_out_of_memory(config):
+            done = first if self._stopped else self._update(first, on_step, evaluate)
         skips = None if backend.scaler is None else backend.scaler.skips
         if skips:
             notes.append(

@@ -4,13 +4,9 @@ Queries do not use Streamlit. They bind values as parameters and never paste the
 pages with LIMIT, and cuts texts, so that no page depends on the size of the lake. Ids are int64; unknown stays NULL.
 """
 
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import polars as pl
 
@@ -32,8 +28,12 @@ NO_ADVANTAGES = "(SELECT * FROM advantages WHERE false)"
 class LakeReader(snapshot.SnapshotReader, Protocol):
     """The lake as queries read it: `viewer.reader.Reader`."""
 
+    def read(self, query: Callable[Concatenate["LakeReader", P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the answer of a query that is too expensive to compute twice in one state; see `Reader.read`."""
+        ...
+
     def holding(self, text: str) -> pl.DataFrame:
-        """Return the episodes that hold a text; see `lake.search.query.search_episodes`."""
+        """Return the episodes that hold a text; see `lake.search.search_episodes`."""
         ...
 
     def members(self, group_id: int) -> list[int]:
@@ -154,37 +154,3 @@ def bin_spans(frame: pl.DataFrame, limit: int = 400) -> pl.DataFrame:
     width = -(-(last - first + 1) // limit)
     start = first + (pl.col("x") - first) // width * width
     return frame.with_columns(x=start, last=start + width - 1)
-
-
-def cache_answers(
-    size: int,
-) -> Callable[[Callable[Concatenate[LakeReader, P], T]], Callable[Concatenate[LakeReader, P], T]]:
-    """Cache the last `size` answers of a query over all readers, for queries too expensive to repeat in one state.
-
-    Unlike `functools.lru_cache` the cache does not keep a reader alive. When a reader is collected, the next question
-    drops its answers. Arguments must be hashable. Callers share the answers and must not change them.
-    """
-
-    def wrap(query: Callable[Concatenate[LakeReader, P], T]) -> Callable[Concatenate[LakeReader, P], T]:
-        answers: OrderedDict[tuple[Hashable, ...], T] = OrderedDict()
-        lock = threading.Lock()
-
-        @wraps(query)
-        def ask(lake: LakeReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            key = (weakref.ref(lake), args, tuple(sorted(kwargs.items())))
-            with lock:
-                for stale in [key for key in answers if cast("weakref.ref[LakeReader]", key[0])() is None]:
-                    del answers[stale]
-                if key in answers:
-                    answers.move_to_end(key)
-                    return answers[key]
-            answer = query(lake, *args, **kwargs)
-            with lock:
-                answers[key] = answer
-                while len(answers) > size:
-                    answers.popitem(last=False)
-            return answer
-
-        return ask
-
-    return wrap

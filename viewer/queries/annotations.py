@@ -34,8 +34,8 @@ def read_queue(
     lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None, episode_id: int | None = None
 ) -> QueuePosition:
     """Return the queue of a list. An episode that has its label keeps its neighbours."""
-    unlabelled = list_episodes(lake, episode_filter, order)
-    episodes = list_episodes(lake, replace(episode_filter, unlabelled=None), order)
+    unlabelled = lake.read(list_episodes, episode_filter, order)
+    episodes = lake.read(list_episodes, replace(episode_filter, unlabelled=None), order)
     before = after = episodes.clear()
     if episode_id is not None and (index := episodes.index_of(episode_id)) is not None:
         is_unlabelled = episodes.is_in(unlabelled.implode())

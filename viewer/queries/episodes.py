@@ -11,8 +11,7 @@ import polars as pl
 from lake.cli.options import format_ids
 from lake.errors import UsageError
 from lake.judgements.scores import ENV_RETURN, read_scores_of
-from lake.search import index
-from lake.search.query import search_reasons
+from lake.search import document_text, parse_terms, search_reasons
 from viewer.queries import (
     EXCERPT,
     LakeReader,
@@ -22,7 +21,6 @@ from viewer.queries import (
     Sort,
     build_id_list,
     build_like_pattern,
-    cache_answers,
     order_by,
     outcomes,
     quote_literal,
@@ -264,13 +262,11 @@ FIRST = 1000
 """Episodes that are found without ordering the whole list, which takes three times as long."""
 
 
-@cache_answers(16)
 def list_first_episodes(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None) -> pl.Series:
     """Return the first `FIRST` ids of `list_episodes`, for a filter without a lookup."""
     return _order_episodes(lake, episode_filter, order, f"LIMIT {FIRST}")["episode_id"]
 
 
-@cache_answers(8)
 def list_episodes(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None) -> pl.Series:
     """Return the ids of the list in order, int64 [E].
 
@@ -304,7 +300,6 @@ def _build_filtered_relation(lake: LakeReader, episode_filter: EpisodeFilter) ->
     return relation, params | outcome_params, " AND ".join(clauses) or "true"
 
 
-@cache_answers(64)
 def compute_totals(lake: LakeReader, episode_filter: EpisodeFilter) -> Row:
     """Return figures of all episodes of a filter: episodes, groups, scored, mean_return, mean_steps (NULL of none)."""
     relation, params, where = _build_filtered_relation(lake, episode_filter)
@@ -329,7 +324,7 @@ def compute_totals(lake: LakeReader, episode_filter: EpisodeFilter) -> Row:
 def read_page(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None, window: ListWindow) -> pl.DataFrame:
     """Return a page of the list. A search adds `found_step`, the first step that holds the text (NULL: a message)."""
     is_near = window.offset + window.limit <= FIRST and not episode_filter.has_lookup
-    episode_ids = (list_first_episodes if is_near else list_episodes)(lake, episode_filter, order)
+    episode_ids = lake.read(list_first_episodes if is_near else list_episodes, episode_filter, order)
     episode_ids = episode_ids.slice(window.offset, window.limit)
     relation, params = outcomes.build_relation(lake, episode_filter.score, episode_filter.run)
     id_params = {f"id{number}": value for number, value in enumerate(episode_ids)}
@@ -384,12 +379,12 @@ def find_position(
     """Return the position of an episode in the list; None if the filter leaves it out."""
     total = None
     if not episode_filter.has_lookup:
-        ids = list_first_episodes(lake, episode_filter, order)
+        ids = lake.read(list_first_episodes, episode_filter, order)
         offset = ids.index_of(episode_id)
         if len(ids) < FIRST or (offset is not None and offset + 1 < FIRST):
-            total = len(ids) if len(ids) < FIRST else compute_totals(lake, episode_filter)["episodes"]
+            total = len(ids) if len(ids) < FIRST else lake.read(compute_totals, episode_filter)["episodes"]
     if total is None:
-        ids = list_episodes(lake, episode_filter, order)
+        ids = lake.read(list_episodes, episode_filter, order)
         offset, total = ids.index_of(episode_id), len(ids)
     if offset is None:
         return None
@@ -424,7 +419,7 @@ def count_facet_values(
     params: Params = {}
     if episode_filter.has_lookup:
         among = "SELECT unnest($ids::BIGINT[])"
-        params = {"ids": list_episodes(lake, episode_filter, None).to_list()}
+        params = {"ids": lake.read(list_episodes, episode_filter, None).to_list()}
     else:
         relation, params, where = _build_filtered_relation(lake, episode_filter)
         among = f"SELECT e.episode_id FROM {relation} AS e WHERE {where}"
@@ -460,7 +455,7 @@ def read_parts(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | No
 
     A search adds `found_step` and `found_steps`. There is at least one part.
     """
-    episodes = list_episodes(lake, episode_filter, order)
+    episodes = lake.read(list_episodes, episode_filter, order)
     relation, params = outcomes.build_relation(lake, episode_filter.score, episode_filter.run)
     query = f"""
         SELECT episode_id, outcome, * EXCLUDE (episode_id, outcome, {_OMITTED})
@@ -489,7 +484,7 @@ def build_predicate(lake: LakeReader, episode_filter: EpisodeFilter) -> str | No
 
 def build_id_predicate(lake: LakeReader, episode_filter: EpisodeFilter) -> str | None:
     """Return the episodes of a list by their ids as SQL over `episodes`; None for more than `_MOST_IDS`."""
-    ids = list_episodes(lake, episode_filter, None)
+    ids = lake.read(list_episodes, episode_filter, None)
     return None if len(ids) > _MOST_IDS else f"episode_id IN ({build_id_list(ids)})"
 
 
@@ -532,20 +527,25 @@ _DOCUMENTS = frozenset({"tool_calls", "context", "initial_messages", "final_obse
 
 def compile_hits(text: str) -> re.Pattern[str]:
     """Return the pattern of the terms that excerpts mark. Raises UsageError: the text has no letter and no digit."""
-    return re.compile("|".join(re.escape(term.text) for term in index.parse_terms(text)), re.IGNORECASE)
+    return re.compile("|".join(re.escape(term.text) for term in parse_terms(text)), re.IGNORECASE)
 
 
 def get_longest_term(text: str) -> str:
     """Return the longest term of a search, for a page that marks one text; empty without terms."""
     try:
-        return max((term.text for term in index.parse_terms(text)), key=len)
+        return max((term.text for term in parse_terms(text)), key=len)
     except UsageError:
         return ""
 
 
-def read_excerpts(lake: LakeReader, text: str, page: pl.DataFrame) -> pl.DataFrame:
-    """Return episode_id, found_in (the kind of text) and excerpt (around the first hit) for the rows of a page."""
+def read_excerpts(lake: LakeReader, text: str, hits: tuple[tuple[int, int | None], ...]) -> pl.DataFrame:
+    """Return episode_id, found_in (the kind of text) and excerpt (around the first hit) for hits of `read_page`.
+
+    Args:
+        hits: episode_id and found_step of each.
+    """
     pattern = compile_hits(text)
+    page = pl.DataFrame(hits, schema={"episode_id": pl.Int64, "found_step": pl.Int32}, orient="row")
     rows = [
         *_read_hit_texts(lake, page, "steps", _STEP_TEXTS),
         *_read_hit_texts(lake, page, "episodes", _EPISODE_TEXTS),
@@ -555,11 +555,11 @@ def read_excerpts(lake: LakeReader, text: str, page: pl.DataFrame) -> pl.DataFra
         excerpts[row["episode_id"]] = None
         for name, label in (_STEP_TEXTS | _EPISODE_TEXTS).items():
             column = row.get(name)
-            column_text = index.document_text(column) if name in _DOCUMENTS else column
+            column_text = document_text(column) if name in _DOCUMENTS else column
             if (excerpt := _cut_excerpt(column_text, pattern)) is not None:
                 excerpts[row["episode_id"]] = label, excerpt
                 break
-    reasons = search_reasons(lake, index.parse_terms(text), page["episode_id"].to_list())
+    reasons = search_reasons(lake, parse_terms(text), page["episode_id"].to_list())
     without_step = set(page.filter(pl.col("found_step").is_null())["episode_id"])
     for row in reasons.iter_rows(named=True):
         episode = row["episode_id"]

@@ -21,7 +21,6 @@ from viewer.queries import (
     Sort,
     build_id_list,
     build_sort_terms,
-    cache_answers,
     get_first_row,
     order_by,
     outcomes,
@@ -95,7 +94,6 @@ ORDERS = (
 _DEFAULT_ORDER = "run_id, collection_round NULLS FIRST, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id, group_id"
 
 
-@cache_answers(8)
 def list_groups(lake: LakeReader, group_filter: GroupFilter, sort: Sort | None) -> pl.Series:
     """Return the groups of the list in order, int64 [K]; by default by run, round and task.
 
@@ -124,7 +122,7 @@ def list_groups(lake: LakeReader, group_filter: GroupFilter, sort: Sort | None) 
 
 def count_groups(lake: LakeReader, group_filter: GroupFilter, sort: Sort | None = None) -> int:
     """Count the groups of a filter. Pass the order of the page as `sort`: the page then reads the cached list."""
-    return len(list_groups(lake, group_filter, sort))
+    return len(lake.read(list_groups, group_filter, sort))
 
 
 def read_page(
@@ -136,7 +134,7 @@ def read_page(
     Of those steps, error_share are from an error text and empty_share from an empty state. ways_in is the mean number
     of distinct actions that led to them.
     """
-    group_ids = list_groups(lake, group_filter, sort).slice(window.offset, window.limit)
+    group_ids = lake.read(list_groups, group_filter, sort).slice(window.offset, window.limit)
     relation, params = _build_relation(lake, group_filter)
     query = f"""
         SELECT * FROM ({_GROUPS.format(episodes=relation)} GROUP BY group_id) LEFT JOIN ({_FINDINGS}) USING (group_id)
@@ -174,7 +172,7 @@ def count_group_facet_values(
         params |= {"ids": ids.to_list()}
     if group_filter.signal is not None:
         members = f"SELECT * FROM ({members}) WHERE group_id IN (SELECT unnest($groups::BIGINT[]))"
-        params |= {"groups": list_groups(lake, group_filter, None).to_list()}
+        params |= {"groups": lake.read(list_groups, group_filter, None).to_list()}
     pairs = f"SELECT group_id, value FROM ({FACETS[facet]}) JOIN ({members}) USING (episode_id)"
     return count_values(lake, pairs, params, limit, "count(DISTINCT group_id)")
 

@@ -6,7 +6,7 @@ round k. The metrics of the run's job hold its decisions, one step a round.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -421,9 +421,9 @@ class Loop:
     status: str
     """started (running, or killed), succeeded or failed."""
     error: str | None
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(hash=False)
     """Settings of [loop]."""
-    counts: dict[str, Any]
+    counts: dict[str, Any] = field(hash=False)
     """Results after its end: rounds, stopped_by, best_version."""
 
     @property

@@ -393,7 +393,8 @@ def show_since() -> None:
             "The address names no state (`?since=...`): a snapshot, a time or a version.", Page.RUNS, "Runs"
         )
     try:
-        changes = session.compare_with(since)
+        with st.spinner("Comparing", _cache=True):
+            changes = session.get_session().compare_with(since)
     except TrajlakeError as error:
         ui.end_with_not_found(chip(error, 400), Page.RUNS, "Runs")
     episodes = changes.episodes

@@ -67,7 +67,8 @@ def show_episodes() -> None:
     filled = read(episodes.find_filled_columns)
     columns = {name: column for name, column in _COLUMNS.items() if name in filled} | scored | _ID_COLUMNS
     if episode_filter.text is not None:
-        excerpts = read(episodes.read_excerpts, episode_filter.text, frame.select("episode_id", "found_step"))
+        hits = tuple(frame.select("episode_id", "found_step").rows())
+        excerpts = read(episodes.read_excerpts, episode_filter.text, hits)
         frame = frame.join(excerpts, on="episode_id", how="left", maintain_order="left")
         hit_columns = {
             "found_step": tables.value("Step", "The first step with a hit. A dash: a message of the episode."),

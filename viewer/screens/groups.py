@@ -20,7 +20,7 @@ from viewer.queries import Row, Sort, anchors, groups, outcomes, runs, training,
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
 from viewer.reader import MAX_LOCKED_ROWS
-from viewer.session import get_lakes, read
+from viewer.session import get_viewed_lake, read
 
 _COLUMNS = {
     "run_id": tables.text("Run"),
@@ -415,7 +415,7 @@ def _draw_groups(credit: Credit) -> None:
 def _draw_definitions(credit: Credit) -> None:
     """Draw the figures of other definitions of a state, and the commands that measure and use them."""
     st.subheader("Under another definition", anchor=False)
-    lake = format_lake_flags(get_lakes())
+    lake = format_lake_flags(get_viewed_lake().lakes)
     measurement = read(anchors.read_measurement)
     if measurement is None:
         st.caption(

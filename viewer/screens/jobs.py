@@ -65,7 +65,25 @@ def show_job() -> None:
         st.error("The job failed.", icon=":material/error:")
         st.code(visible(job["error"]), language=None, wrap_lines=True)
     if job["kind"] == "credit" and job["status"] == "succeeded":
-        _draw_credit(job)
+        facts = read(training.summarise_credit, job["job_id"])
+        total_steps = max(facts["steps"], 1)
+        st.subheader("Its advantages", anchor=False)
+        ui.draw_facts(
+            ("Steps", number(facts["steps"])),
+            ("Groups", number(facts["groups"])),
+            (
+                "Dead groups",
+                percent(facts["dead_groups"] / max(facts["groups"], 1)),
+                "Groups whose scored siblings all scored the same.",
+            ),
+            ("Shared states", percent(facts["shared"] / total_steps), "Steps whose state two or more siblings passed."),
+            ("Positive", percent(facts["positive"] / total_steps)),
+            ("Negative", percent(facts["negative"] / total_steps)),
+            ("Zero", percent(facts["zero"] / total_steps)),
+            ("Unknown", percent(facts["undefined"] / total_steps), "NULL: unknown, which is not 0."),
+            ("Mean |A|", number(facts["mean_size"])),
+        )
+        filters.explain_credit(read(training.look_up_credit, ids.to_text(job["series_id"])))
     _draw_settings(job)
     parameters_column, counts_column = st.columns(2)
     with parameters_column:
@@ -104,28 +122,6 @@ def _draw_facts(job: Row) -> None:
         f"{started}{ended}. Series {chip(ids.to_text(job['series_id']))}, code {chip(job['code_hash'])}, "
         f"trajlake {chip(job['package_version'])}"
     )
-
-
-def _draw_credit(job: Row) -> None:
-    facts = read(training.summarise_credit, job["job_id"])
-    total_steps = max(facts["steps"], 1)
-    st.subheader("Its advantages", anchor=False)
-    ui.draw_facts(
-        ("Steps", number(facts["steps"])),
-        ("Groups", number(facts["groups"])),
-        (
-            "Dead groups",
-            percent(facts["dead_groups"] / max(facts["groups"], 1)),
-            "Groups whose scored siblings all scored the same.",
-        ),
-        ("Shared states", percent(facts["shared"] / total_steps), "Steps whose state two or more siblings passed."),
-        ("Positive", percent(facts["positive"] / total_steps)),
-        ("Negative", percent(facts["negative"] / total_steps)),
-        ("Zero", percent(facts["zero"] / total_steps)),
-        ("Unknown", percent(facts["undefined"] / total_steps), "NULL: unknown, which is not 0."),
-        ("Mean |A|", number(facts["mean_size"])),
-    )
-    filters.explain_credit(read(training.look_up_credit, ids.to_text(job["series_id"])))
 
 
 def _draw_settings(job: Row) -> None:
@@ -211,11 +207,6 @@ def show_rejects() -> None:
         sortable=lineage.REJECT_ORDERS,
     )
     download.draw_csv_link("rejects", order, reason=reason, run=run)
-    _draw_reject()
-
-
-def _draw_reject() -> None:
-    """Draw the text of the reject that the address names."""
     text = get_parameter("reject")
     if text is None:
         st.caption("Choose a reject to see its text.")

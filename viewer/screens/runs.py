@@ -111,32 +111,28 @@ def _choose_success() -> tuple[str | None, float]:
             bind="query-params",
             width=160,
         )
-        _choose_order()
+        # Headings order the list too, but it has no room for all columns.
+        sort = tables.read_order()
+        names = [name for name in _COLUMNS if name in runs.ORDERS]
+        key = f"order-{sort}"
+
+        def remember() -> None:
+            column = st.session_state[key]
+            falls = column is not None and _COLUMNS[column].kind is not tables.Kind.TEXT
+            go(sort=None if column is None else str(Sort(column, falls)), page=None)
+
+        st.selectbox(
+            "Order by",
+            names,
+            index=names.index(sort.column) if sort is not None and sort.column in names else None,
+            format_func=lambda name: _COLUMNS[name].label,
+            placeholder="newest",
+            key=key,
+            on_change=remember,
+            width=150,
+            help="Numbers start with the largest; the heading reverses the order. The list adds this column.",
+        )
     return score, success_at
-
-
-def _choose_order() -> None:
-    """Draw the choice of the list's order. Headings order it too, but the list has no room for all columns."""
-    sort = tables.read_order()
-    names = [name for name in _COLUMNS if name in runs.ORDERS]
-    key = f"order-{sort}"
-
-    def remember() -> None:
-        column = st.session_state[key]
-        falls = column is not None and _COLUMNS[column].kind is not tables.Kind.TEXT
-        go(sort=None if column is None else str(Sort(column, falls)), page=None)
-
-    st.selectbox(
-        "Order by",
-        names,
-        index=names.index(sort.column) if sort is not None and sort.column in names else None,
-        format_func=lambda name: _COLUMNS[name].label,
-        placeholder="newest",
-        key=key,
-        on_change=remember,
-        width=150,
-        help="Numbers start with the largest; the heading reverses the order. The list adds this column.",
-    )
 
 
 def _draw_list(score: str | None, success_at: float) -> str:
@@ -179,25 +175,8 @@ def _draw_run(run: str, score: str | None, success_at: float) -> None:
         ("Dead groups", percent(facts["dead_share"]), _DEAD_MEANING),
         ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
     )
-    _draw_curves(run, facts["episodes"], read(runs.list_axes, run), score, success_at)
-    _draw_tasks(run, score, success_at, facts["tasks"])
-    _draw_metrics(run)
-
-
-def _link_changes(run: str, score: str | None) -> None:
-    """Link to comparisons: around the largest fall of the outcome, and from the first to the last round."""
-    rounds = read(compare.find_range, run, "collection_round")
-    if rounds is None or rounds[0] == rounds[1]:
-        return
-    for before, after in read(compare.find_steepest_falls, (run,), score).select("before", "after").iter_rows():
-        sides: dict[str, Any] = {"a_run": run, "a_rounds": before, "b_run": run, "b_rounds": after, "score": score}
-        ui.draw_link(Page.CHANGE, f"Largest fall: round {after}", "trending_down", **sides)
-    first, last = rounds
-    ui.draw_link(Page.CHANGE, "What changed", "compare_arrows", a_run=run, a_rounds=first, b_run=run, b_rounds=last)
-
-
-def _draw_curves(run: str, episodes: int, axes: list[runs.Axis], score: str | None, success_at: float) -> None:
-    """Draw curves over rounds or versions, failing tools, and the success of tasks."""
+    episodes = facts["episodes"]
+    axes = read(runs.list_axes, run)
     charts: list[tuple[figures.Chart, str, Callable[[Row], str] | None]] = []
     axis = _choose_axis(axes)
     if axis is not None:
@@ -212,6 +191,20 @@ def _draw_curves(run: str, episodes: int, axes: list[runs.Axis], score: str | No
     run_details.draw_chart_grid(charts, _COLUMNS_OF_CHARTS)
     if axis is not None:
         run_details.draw_tools(run, axis, score, episodes, "tools")
+    _draw_tasks(run, score, success_at, facts["tasks"])
+    _draw_metrics(run)
+
+
+def _link_changes(run: str, score: str | None) -> None:
+    """Link to comparisons: around the largest fall of the outcome, and from the first to the last round."""
+    rounds = read(compare.find_range, run, "collection_round")
+    if rounds is None or rounds[0] == rounds[1]:
+        return
+    for before, after in read(compare.find_steepest_falls, (run,), score).select("before", "after").iter_rows():
+        sides: dict[str, Any] = {"a_run": run, "a_rounds": before, "b_run": run, "b_rounds": after, "score": score}
+        ui.draw_link(Page.CHANGE, f"Largest fall: round {after}", "trending_down", **sides)
+    first, last = rounds
+    ui.draw_link(Page.CHANGE, "What changed", "compare_arrows", a_run=run, a_rounds=first, b_run=run, b_rounds=last)
 
 
 def _choose_axis(axes: list[runs.Axis]) -> runs.Axis | None:

@@ -45,7 +45,27 @@ def show_sql() -> None:
         st.error("The query has no result.", icon=":material/error:")
         st.code(_describe_error(error, query), language=None, wrap_lines=True)
         return
-    _draw_rows(frame, query)
+    cut = frame.select(frame.columns[:_MOST_COLUMNS])
+    if frame.width > _MOST_COLUMNS:
+        st.caption(f"The first {_MOST_COLUMNS} of {number(frame.width)} columns.")
+    window = ui.draw_pager(cut.height, "rows", rows=_PAGE_ROWS)
+    if not cut.height:
+        return
+    if sql.has_episode_ids(frame):
+        episodes = count_noun(session.read(sql.list_named_episodes, query).height, "episode")
+        ui.draw_link(Page.EPISODES, f"Open as list: {episodes}", "format_list_bulleted", sql=query)
+    if (axes := _choose_chart_columns(cut)) is not None and st.toggle("Chart", key="chart", bind="query-params"):
+        st.line_chart(cut, x=axes[0], y=axes[1])
+    columns = {name: _build_column(name, cut[name]) for name in cut.columns}
+    rows = cut.slice(window.offset, window.limit)
+
+    def address(row: Row) -> str:
+        is_id = isinstance(row["episode_id"], str) and ids.is_text(row["episode_id"])
+        step = row.get("step_index")
+        return href(Page.EPISODE, episode=row["episode_id"], step=step) if is_id else href(Page.EPISODES)
+
+    tables.draw_table(rows, columns, label="Rows", href=address if "episode_id" in columns else None)
+    download.draw_csv_link("sql", None, q=query)
 
 
 def _draw_query(names: sql.SqlNames) -> str | None:
@@ -94,30 +114,6 @@ def _describe_error(error: TrajlakeError, query: str) -> str:
     text = visible(query.split("\n")[line - 1][: character - 1])
     rest = visible(query.split("\n")[line - 1][character - 1 :])
     return f"{message}\n\nline {line}, character {character}:\n{text}{rest}\n{' ' * len(text)}^"
-
-
-def _draw_rows(frame: pl.DataFrame, query: str) -> None:
-    cut = frame.select(frame.columns[:_MOST_COLUMNS])
-    if frame.width > _MOST_COLUMNS:
-        st.caption(f"The first {_MOST_COLUMNS} of {number(frame.width)} columns.")
-    window = ui.draw_pager(cut.height, "rows", rows=_PAGE_ROWS)
-    if not cut.height:
-        return
-    if sql.has_episode_ids(frame):
-        episodes = count_noun(session.read(sql.list_named_episodes, query).height, "episode")
-        ui.draw_link(Page.EPISODES, f"Open as list: {episodes}", "format_list_bulleted", sql=query)
-    if (axes := _choose_chart_columns(cut)) is not None and st.toggle("Chart", key="chart", bind="query-params"):
-        st.line_chart(cut, x=axes[0], y=axes[1])
-    columns = {name: _build_column(name, cut[name]) for name in cut.columns}
-    rows = cut.slice(window.offset, window.limit)
-
-    def address(row: Row) -> str:
-        is_id = isinstance(row["episode_id"], str) and ids.is_text(row["episode_id"])
-        step = row.get("step_index")
-        return href(Page.EPISODE, episode=row["episode_id"], step=step) if is_id else href(Page.EPISODES)
-
-    tables.draw_table(rows, columns, label="Rows", href=address if "episode_id" in columns else None)
-    download.draw_csv_link("sql", None, q=query)
 
 
 def _build_column(name: str, values: pl.Series) -> tables.TableColumn:

@@ -56,7 +56,18 @@ def show_training() -> None:
     jobs = ui.draw_first_rows(
         jobs, training.JOBS, "jobs are listed: the newest and those of the address; *Jobs* lists all"
     )
-    labels = _build_labels(jobs)
+
+    def label(row: Row) -> str:
+        run = one_line(row["run_id"] or row["kind"])
+        name = ("loop " if row["online"] else "") + one_line(navigation.name_job(row["kind"], row["parameters"]) or "")
+        updates = count_noun(row["updates"], "update")
+        state = ui.describe_state(row["status"])
+        if row["status"] == "started" and row["last_at"] is not None:
+            state += f", last metrics {row['last_at']:%d %b %H:%M:%S}"
+        words = (run, name, updates, state, f"{row['started_at']:%d %b %H:%M:%S}", ids.to_text(row["job_id"]))
+        return "  ".join(filter(None, words))
+
+    labels = {ids.to_text(row["job_id"]): label(row) for row in jobs.iter_rows(named=True)}
     job_id, loop = _choose_job(jobs, labels)
     if loop is not None:
         training_sections.draw_loop(loop)
@@ -87,22 +98,6 @@ def _list_jobs() -> pl.DataFrame:
     older = tuple(job_id for job_id in job_ids if job_id not in newest["job_id"])
     is_cut = newest.height and newest["total"][0] > newest.height
     return read(training.list_jobs, older, training.JOBS) if older and is_cut else newest
-
-
-def _build_labels(jobs: pl.DataFrame) -> dict[str, str]:
-    """Return the labels of jobs by their ids."""
-
-    def label(row: Row) -> str:
-        run = one_line(row["run_id"] or row["kind"])
-        name = ("loop " if row["online"] else "") + one_line(navigation.name_job(row["kind"], row["parameters"]) or "")
-        updates = count_noun(row["updates"], "update")
-        state = ui.describe_state(row["status"])
-        if row["status"] == "started" and row["last_at"] is not None:
-            state += f", last metrics {row['last_at']:%d %b %H:%M:%S}"
-        words = (run, name, updates, state, f"{row['started_at']:%d %b %H:%M:%S}", ids.to_text(row["job_id"]))
-        return "  ".join(filter(None, words))
-
-    return {ids.to_text(row["job_id"]): label(row) for row in jobs.iter_rows(named=True)}
 
 
 def _choose_job(jobs: pl.DataFrame, labels: dict[str, str]) -> tuple[int, Loop | None]:
@@ -261,7 +256,7 @@ def _draw_further_metrics(frame: pl.DataFrame, metrics: list[str], options: Char
 def _draw_grid(frame: pl.DataFrame, metrics: list[str], options: ChartOptions) -> None:
     if not metrics:
         st.info(
-            "This job has written no metrics yet. They come with its checkpoints (`--checkpoint-every`) and its end.",
+            "This job has written no metrics yet. They come with its checkpoints (`checkpoint_every`) and its end.",
             icon=":material/info:",
         )
         return

@@ -2,12 +2,12 @@
 
 The page gets all lines at once. When the reader opens a step, the page fetches it from a route of the server, next to
 Streamlit's routes. An opened step costs its queries and one request, and no run of the page. The address names the
-versions (`of`, from `session.name_versions`), the episode, the credit and the question
+versions (`of`, from `ViewedLake.name_versions`), the episode, the credit and the question
 (`viewer.transcript.view_model.answer_questions`). The response is JSON, which the page draws as text nodes.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 import msgspec
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
@@ -21,10 +21,9 @@ from viewer.navigation import build_query, change_address
 from viewer.queries import ListWindow
 from viewer.server import NO_OTHER_PAGE, is_fetched_by_own_page
 from viewer.transcript import view_model
-from viewer.transcript.view_model import EpisodeTranscript, answer_questions, load_transcript, read_directly
+from viewer.transcript.view_model import EpisodeTranscript, answer_questions, load_transcript
 
 PATH = "/transcript"
-_CACHED_TRANSCRIPTS = 32
 _HEADERS = NO_OTHER_PAGE | {"Cache-Control": "no-store"}
 _TRANSCRIPT = st.components.v2.component(
     "trajlake_transcript", js=view_model.read_script(), css=view_model.STYLE, isolate_styles=False
@@ -52,7 +51,7 @@ def draw_transcript(
     """
     data = view_model.describe_lines(transcript, window, selected)
     episode, credit = ids.to_text(transcript.episode_id), transcript.credit_name
-    asks = PATH + build_query(of=session.name_versions(), episode=episode, credit=credit)
+    asks = PATH + build_query(of=session.get_session().name_versions(), episode=episode, credit=credit)
     data |= {"hidden": hidden, "address": change_address(step=None), "asks": asks, "tells": reruns, "find": find}
     key = f"transcript-{data['name']}"
 
@@ -61,10 +60,6 @@ def draw_transcript(
 
     # The page reports versions that this process has forgotten. The new run of the page names them again.
     _TRANSCRIPT(key=key, data=data, on_lost_change=lambda: None, on_step_change=open_step)
-
-
-class _ForgottenError(Exception):
-    """This process does not know the versions of a name."""
 
 
 def answer_request(request: Request) -> Response:
@@ -77,25 +72,15 @@ def answer_request(request: Request) -> Response:
     if not is_fetched_by_own_page(request.headers):
         return Response(status_code=403, headers=_HEADERS)
     try:
-        of, episode = (parameters.get(name, "") for name in ("of", "episode"))
-        transcript = _load(session.get_era(), of, episode, parameters.get("credit"), parameters.get("as_of"))
+        reader = session.get_viewed_lake().find_reader(parameters.get("of", ""))
+        if reader is None:
+            return Response(status_code=410, headers=_HEADERS)
+        link = partial(navigation.build_address, parameters.get("as_of"))
+        episode_id = ids.from_text(parameters.get("episode", ""))
+        transcript = load_transcript(reader.read, link, episode_id, parameters.get("credit"))
+        if transcript is None:
+            return Response(status_code=404, headers=_HEADERS)
         answers = answer_questions(transcript, parameters)
         return Response(msgspec.json.encode(answers), 200, _HEADERS, "application/json")
-    except _ForgottenError:
-        return Response(status_code=410, headers=_HEADERS)
-    except LookupError:
-        return Response(status_code=404, headers=_HEADERS)
     except (TrajlakeError, ValueError) as error:
         return Response(f"{error}\n", 400, _HEADERS, "text/plain")
-
-
-@lru_cache(maxsize=_CACHED_TRANSCRIPTS)
-def _load(_era: bytes, of: str, episode: str, credit: str | None, older: str | None) -> EpisodeTranscript:
-    lake = session.find_reader(of)
-    if lake is None:
-        raise _ForgottenError
-    link = partial(navigation.build_address, older)
-    transcript = load_transcript(partial(read_directly, lake), link, ids.from_text(episode), credit)
-    if transcript is None:
-        raise LookupError
-    return transcript

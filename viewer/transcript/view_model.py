@@ -138,13 +138,6 @@ def _group_by_step(frame: pl.DataFrame) -> dict[int, list[Row]]:
     return by_step
 
 
-def read_directly(
-    lake: LakeReader, query: Callable[Concatenate[LakeReader, P], T], /, *args: P.args, **kwargs: P.kwargs
-) -> T:
-    """Return the answer of a query, without a browser session."""
-    return query(lake, *args, **kwargs)
-
-
 MAX_TEXT = 500_000
 """Maximum characters of a text that `show all` shows."""
 BEFORE = -1

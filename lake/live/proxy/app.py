@@ -176,7 +176,7 @@ class Proxy:
             async with asyncio.timeout(self._limits.body_seconds):
                 while True:
                     if max(request.content_length or 0, len(body)) > most:
-                        raise RefusedError(413, f"the body is longer than {most:,} bytes (--max-body)")
+                        raise RefusedError(413, f"the body is longer than {most:,} bytes (max_body)")
                     if self._body_bytes > self._limits.max_bodies:
                         size = f"{self._limits.max_bodies:,}"
                         raise RefusedError(503, f"requests of {size} bytes are under way; try again")

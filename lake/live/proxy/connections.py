@@ -138,7 +138,7 @@ class _Connection(RequestHandler):
             return
         assert isinstance(transport, asyncio.Transport)
         self.force_close()
-        why = f"{self._gate.most:,} connections are busy (--max-connections); try again"
+        why = f"{self._gate.most:,} connections are busy (max_connections); try again"
         body = msgspec.json.encode(error_body(503, why))
         head = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: {len(body)}\r\n"
         transport.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body)

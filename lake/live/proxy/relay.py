@@ -214,7 +214,7 @@ class CallRelay:
             if self._share.is_cut and (task := asyncio.current_task()) is not None:
                 task.uncancel()
                 most = self._share.budget.most
-                reason = f"it is the longest of answers of {most:,} bytes (--max-answers)"
+                reason = f"it is the longest of answers of {most:,} bytes (max_answers)"
                 return await self._give_up(502, reason, assembler)
             await self._leave(assembler, is_ended=ENDED in error.args)
             raise

@@ -93,7 +93,7 @@ class Outages:
         if isinstance(error, AnswerTooLongError):
             return f"the upstream failed: {error}"
         if isinstance(error, TimeoutError):
-            return "the upstream was silent for too long; a larger --timeout waits longer"
+            return "the upstream was silent for too long; a larger timeout (--set timeout=SECONDS) waits longer"
         if isinstance(error, aiohttp.ClientResponseError):
             return "the upstream failed: its answer is not HTTP; if it speaks TLS, use https:// in --upstream"
         return "the upstream failed: it closed the connection before the answer was whole"

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
+from lake.storage.locks import is_only_holder
 from lake.storage.objects import Objects
 from lake.write.group_commit.protocol import (
     REPLY_DECODER,
@@ -36,7 +37,6 @@ from lake.write.group_commit.protocol import (
     Reply,
     Request,
     WorkingReply,
-    is_alone,
     pack,
     receive,
 )
@@ -157,7 +157,7 @@ class GroupCommit:
             self._leave()
             self._meeting_point = self._meeting_point or MeetingPoint(self._objects)
             self._alive_lock, self._owner_pid = self._meeting_point.register_writer(), os.getpid()
-        if is_alone(self._alive_lock):
+        if is_only_holder(self._alive_lock):
             return None
         if (connection := self._try_connect(self._meeting_point)) is not None:
             return connection
@@ -217,7 +217,7 @@ class GroupCommit:
             )
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(json.dumps(settings | {"lock": lock}).encode())
+            process.stdin.write(json.dumps(settings).encode())
         process.wait()
 
     def _pause(self, reason: str) -> None:

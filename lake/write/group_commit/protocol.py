@@ -2,7 +2,7 @@
 
 They meet at a few files in a folder that only their user can open (`MeetingPoint`). Each combination of user, lake, and
 way to reach the lake (endpoint and credentials) has one committer. A process shows that it is alive by a lock on a
-file. The kernel releases the lock when the process ends, so no lock goes stale.
+file (`lake.storage.locks`).
 
     NAME.lock    held by the committer; a writer that gets it starts the next committer, which inherits it
     NAME.alive   shared by the writers; a writer that can lock it exclusively is the only one
@@ -15,7 +15,6 @@ While it waits, the committer sends a `WorkingReply` from time to time. The conn
 without an answer, the outcome of the attempt is unknown.
 """
 
-import fcntl
 import os
 import socket
 import stat
@@ -28,6 +27,7 @@ import msgspec
 from lake import ids
 from lake.records import Int64
 from lake.storage.data_files import DataFileWrite, StagedRows, WriteReport
+from lake.storage.locks import hold_file_lock, lock_file, try_lock_file
 from lake.storage.objects import Objects
 from lake.tables import FORMAT_VERSION
 from lake.write.ledger import CHILDREN, Attempt, EpisodeLookup, NewEpisode
@@ -163,49 +163,21 @@ class MeetingPoint:
 
     def lock_committer(self) -> int | None:
         """Return the committer's lock as an open file; None if a committer runs or is starting."""
-        return self._lock("lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return try_lock_file(f"{self._base}.lock")
 
     def register_writer(self) -> int:
         """Return a shared lock, as an open file, that shows that this writer is alive."""
-        file = self._lock("alive", fcntl.LOCK_SH)
-        assert file is not None
-        return file
+        return lock_file(f"{self._base}.alive", is_shared=True)
 
     def take_seat(self) -> int | None:
         """Return a seat's lock as an open file; None if all seats are taken."""
-        seats = (self._lock(f"seat-{n}", fcntl.LOCK_EX | fcntl.LOCK_NB) for n in range(SEATS))
+        seats = (try_lock_file(f"{self._base}.seat-{n}") for n in range(SEATS))
         return next((file for file in seats if file is not None), None)
 
     def has_no_writer(self) -> bool:
         """Return whether no writer is alive."""
-        if (file := self._lock("alive", fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
-            return False
-        os.close(file)
-        return True
-
-    def _lock(self, kind: str, mode: int) -> int | None:
-        file = os.open(f"{self._base}.{kind}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, mode)
-        except BlockingIOError:
-            os.close(file)
-            return None
-        except OSError:
-            os.close(file)
-            raise
-        return file
-
-
-def is_alone(lock: int) -> bool:
-    """Return whether the writer with this shared lock is the only one."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        # flock drops the shared lock before it tries to convert it, even if the conversion fails.
-        fcntl.flock(lock, fcntl.LOCK_SH)
-    return True
+        with hold_file_lock(f"{self._base}.alive", wait=False) as lock:
+            return lock is not None
 
 
 def make_runtime_folder() -> Path:

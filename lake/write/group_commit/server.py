@@ -8,7 +8,6 @@ when no writer is left.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import selectors
@@ -268,10 +267,9 @@ def main(settings: dict[str, Any]) -> None:
     """Run the committer.
 
     Args:
-        settings: from `client`: root, options, and the committer's lock as an open file.
+        settings: root and options, from `client`. The process has inherited the committer's lock as an open file.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    fcntl.flock(settings["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)  # inherited from the writer that started it
     objects = Objects(settings["root"], settings["options"])
     CommitServer(MeetingPoint(objects), Ledger(Store(objects))).run()

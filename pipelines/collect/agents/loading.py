@@ -92,7 +92,7 @@ _WORKER = Path(__file__).with_name("verifiers_worker.py")
 _KEY_VARIABLE = "TRAJLAKE_AGENT_KEY"
 _INSTALL = (
     'verifiers is not installed in {python}: pip install "verifiers==0.4.0" in a separate environment (it pins '
-    "openai < 3), and pass its Python with --agent-python"
+    "openai < 3), and pass its Python with --set player.agent_python=FILE"
 )
 _TAIL, _LINES = 2000, 40
 """Characters and lines of stderr that an error message quotes."""

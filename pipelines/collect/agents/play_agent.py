@@ -11,7 +11,6 @@ spool, and the next proxy delivers them.
 """
 
 import asyncio
-import fcntl
 import inspect
 import logging
 import math
@@ -25,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -38,6 +38,8 @@ from lake.live.delivery import Delivery
 from lake.live.owners import LOCK, open_owners_lake, proxy_spool_root, resolve_owner
 from lake.live.sink import format_exception
 from lake.live.spool import Spool
+from lake.retries import compute_pause
+from lake.storage.locks import hold_file_lock
 from lake.tables.definitions import STATUSES
 from pipelines.collect.agents import Agent, Client, Result
 from pipelines.collect.children import guard_command
@@ -82,11 +84,11 @@ class Endpoint:
         self._base: str | None = None
         self._is_heard = threading.Event()
         self._last_lines: deque[str] = deque(maxlen=_TAIL)
-        options = {"lake": lake_uri, "port": _PORT, "spool": spool, "unfinished": "drop"}
-        options |= {"idle": _NEVER, "timeout": call_seconds}
+        settings = {"unfinished": "drop", "idle": _NEVER, "timeout": call_seconds}
         if logprobs_mode is not None:
-            options["logprobs-mode"] = logprobs_mode
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+            settings["logprobs_mode"] = logprobs_mode
+        words = ["--lake", lake_uri, "--port", str(_PORT), "--spool", str(spool)]
+        words += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         # A new session keeps Ctrl-C away: the parent ends the proxy after its rollouts.
         self._process = subprocess.Popen(
             guard_command([sys.executable, "-c", _MAIN, "record", *words], leaving=_ENDING_SECONDS),
@@ -186,18 +188,16 @@ def _wait_for_the_dying(root: Path) -> None:
     """Wait until no proxy locks a spool. A proxy can outlive its killed parent by some milliseconds."""
     deadline = time.monotonic() + _DYING_SECONDS
     for folder in (path for path in root.iterdir() if path.is_dir()):
-        with (folder / LOCK).open("a") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            with hold_file_lock(folder / LOCK, wait=False) as lock:
+                if lock is not None:
                     break
-                except BlockingIOError as error:
-                    if time.monotonic() > deadline:
-                        raise UsageError(
-                            f"another process records agents into {root} (process {os.getpid()} waited for it); let it "
-                            "end, or name another run"
-                        ) from error
-                    time.sleep(0.02)
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"another process records agents into {root} (process {os.getpid()} waited for it); let it end, or "
+                    "name another run"
+                )
+            time.sleep(0.02)
 
 
 _SCORER_NAME_LIMIT, _SHOWN = 256, 80
@@ -303,7 +303,7 @@ _PATIENCE_SECONDS = 600.0
 """How long a proxy may lack disk space for an end."""
 _LONGEST_PAUSE = 5.0
 _LONGEST_END = 64 << 20
-"""Maximum bytes of a body (`trajlake record --max-body`)."""
+"""Maximum bytes of a body (`max_body` of `trajlake record`)."""
 _MOST_DEATHS = 3
 """Deaths of a proxy without a finished rollout in between, after which the run stops."""
 _log = logging.getLogger("trajlake")
@@ -567,8 +567,8 @@ class AgentPlayer:
                 413,
             )
         failed = f"the recording proxy before {endpoint.name} did not accept the end of a rollout"
-        deadline, pause = time.monotonic() + _PATIENCE_SECONDS, 0.1
-        while True:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for failures in count(1):
             try:
                 async with self._open_session().post(URL(url, encoded=True), data=body) as answer:
                     text = await answer.text()
@@ -581,8 +581,8 @@ class AgentPlayer:
                 text, is_final = f"{type(error).__name__}: {error}", not endpoint.is_alive
             if is_final or time.monotonic() > deadline:
                 raise EngineError(f"{failed}: {text}")
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(compute_pause(failures, first=0.1, longest=_LONGEST_PAUSE))
+        raise AssertionError
 
     def _open_session(self) -> "aiohttp.ClientSession":
         import aiohttp

@@ -23,15 +23,15 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     """How actions are sampled. Truncation (top-p, top-k, min-p) is off by default: it biases importance ratios."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """Divides the logits; 0 takes the most likely token."""
+    """Sampling temperature, which divides the logits; 0 takes the most likely token."""
     max_tokens: int = Field(default=512, ge=1)
     """Maximum tokens of an action, end token included."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus mass; 1 = off."""
+    """top-p threshold (1 = off). Biases importance ratios."""
     top_k: int = Field(default=0, ge=0)
-    """Kept tokens; 0 = off."""
+    """top-k threshold (0 = off). Biases importance ratios."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Minimum relative probability; 0 = off."""
+    """min-p threshold, relative to the likeliest token (0 = off). Biases importance ratios."""
     stop: tuple[str, ...] = ()
     """Stop sequences."""
 

@@ -13,7 +13,6 @@ call.
 
 import asyncio
 import logging
-import random
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from pydantic import BaseModel, Field
 
 from lake.errors import TrajlakeError, UsageError
+from lake.retries import compute_pause
 from pipelines.collect.engines import (
     Engine,
     EngineAnswerError,
@@ -251,7 +251,6 @@ class ServerPool(Generic[ServerType]):
         self._tokens = RateLimit(self.config.tokens_per_second)
         self._changed = asyncio.Event()
         self._is_closed = False
-        self._random = random.Random()
 
     async def __aenter__(self) -> Self:
         return self
@@ -362,8 +361,7 @@ class ServerPool(Generic[ServerType]):
         return self._pause(tried)
 
     def _pause(self, tried: int) -> float:
-        longest = min(self.config.first_pause * 2.0 ** min(tried - 1, 64), self.config.longest_pause)
-        return longest * (1 - self._random.random() / 2)
+        return compute_pause(tried, first=self.config.first_pause, longest=self.config.longest_pause, spread=0.5)
 
     async def _member(self, key: str) -> PooledServer[ServerType]:
         """Return the server of a rollout, or another one if it is gone."""

@@ -34,7 +34,7 @@ from lake.records import format_record
 from lake.settings import validate
 from pipelines.collect import user_code
 from pipelines.collect.environments import Environment, Outcome, Task
-from pipelines.collect.environments.games import GameEnvironment
+from pipelines.collect.environments.games import GameEnvironment, TextGame
 from pipelines.collect.policies import Message
 from pipelines.collect.user_code import (
     FAULTS,
@@ -298,10 +298,7 @@ def load_environment(name: str, arguments: Mapping[str, Any]) -> Callable[[], En
     """
     kind, _, argument = name.partition(":")
     if name == "house":
-        from pipelines.collect.environments.house import House, HouseConfig
-
-        house = partial(House, validate(HouseConfig, arguments, "--env-arg of house: "))
-        return build_factory(house, name, None)
+        return build_factory(load_house(arguments), name, None)
     if kind in ADAPTERS:
         module, example = ADAPTERS[kind]
         if not argument:
@@ -312,6 +309,13 @@ def load_environment(name: str, arguments: Mapping[str, Any]) -> Callable[[], En
         raise UsageError(f"--env {name}: valid: house, FILE.py:make, package.module:make, {adapters}")
     factory = user_code.load_target(name, "--env")
     return build_factory(_bind_arguments(factory, arguments), name, factory.file)
+
+
+def load_house(arguments: Mapping[str, Any]) -> Callable[[], TextGame]:
+    """Return a function that makes games of the text house. Raises UsageError: an argument is wrong."""
+    from pipelines.collect.environments.house import House, HouseConfig
+
+    return partial(House, validate(HouseConfig, arguments, "--env-arg of house: "))
 
 
 def _bind_arguments(factory: user_code.UserObject, arguments: Mapping[str, Any]) -> Callable[[], Any]:

@@ -1,7 +1,7 @@
-"""Rounds: what a round plays, which round is next, and which of its rollouts are missing.
+"""Rounds: what a round plays, which round is next, which of its rollouts are missing, and what can happen to them.
 
-All of it follows from the lake: the parameters of a `collect` job hold the plan of its round, and `episodes` holds the
-finished rollouts.
+Rounds follow from the lake: the parameters of a `collect` job hold the plan of its round, and `episodes` holds the
+finished rollouts. `TRANSITIONS` is the complete table of what can happen to a rollout in one process.
 
 Siblings, the rollouts of one task in one round, must start with equal messages; otherwise none of them is compared.
 With oversampling, the first that finish are kept (`keep` is first), or all until a selection picks the best.
@@ -9,6 +9,8 @@ With oversampling, the first that finish are kept (`keep` is first), or all unti
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -23,7 +25,7 @@ from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.collect.environments import Task
-from pipelines.collect.players import StartError
+from pipelines.collect.players import EPISODE_TIMEOUT, SURPLUS, Ending, StartError, StepTotals
 from pipelines.collect.tasks import Cursor, TaskSet, advance_cursor, take_tasks
 
 KIND = "collect"
@@ -320,6 +322,106 @@ class OpenRollout(msgspec.Struct):
         return Slot(Group(self.record.collection_round or 0, self.record.seed or 0), self.record.rollout_index)
 
 
+class State(StrEnum):
+    """State of a rollout. The value of a `CUT_` state is the `stop_reason` of its attempt."""
+
+    QUEUED = auto()
+    """It waits for a permit. A crash, or a process that stopped, may have left its first steps in the spool."""
+    ADMITTED = auto()
+    """It has a permit, and its next attempt has not begun."""
+    PLAYING = auto()
+    """The player plays it. Only now can it be interrupted."""
+    CUT_SURPLUS = SURPLUS
+    CUT_START = STARTS_DIFFER
+    CUT_TIMEOUT = EPISODE_TIMEOUT
+    CUT_STOPPED = STOPPED
+    ENDING = auto()
+    """Its siblings know its status, and it is being recorded."""
+    ENDED = auto()
+    LEFT_OUT = auto()
+    """Not recorded, because enough siblings have finished."""
+    LOST = auto()
+    """The proxy that records it died. Later the lake shows whether it was recorded."""
+    UNFINISHED = auto()
+    """The next process resumes it, or plays it if the spool has no step of it."""
+
+
+CUT = frozenset((State.CUT_SURPLUS, State.CUT_START, State.CUT_TIMEOUT, State.CUT_STOPPED))
+"""States of rollouts whose player was asked to stop."""
+
+
+class Event(StrEnum):
+    """What happens to a rollout. The value of an event that ends an attempt is the attempt's `stop_reason`."""
+
+    PERMIT = auto()
+    """Fewer than `parallel` rollouts are in flight, and the disk keeps up."""
+    STOP = auto()
+    """The first Ctrl-C, a lost claim, or engines that are gone: nothing new starts, and running rollouts may finish."""
+    BEGIN = auto()
+    ENOUGH = SURPLUS
+    """`keep` is first, and enough siblings have finished. With `carry_over`, only queued rollouts receive it: running
+    ones play on while the next round plays."""
+    DIFFER = STARTS_DIFFER
+    """Its group started with different messages."""
+    TIMEOUT = EPISODE_TIMEOUT
+    LEAVE = STOPPED
+    """The second Ctrl-C, the end of the grace period, engines that are gone, or the end of the last round."""
+    CANCELLED = auto()
+    """The player stopped as it was asked to; `UNSEEN` if that was before the first step."""
+    UNSEEN = auto()
+    DONE = auto()
+    """The player returned or raised, or is about to record the end itself."""
+    NO_REPLAY = REPLAY_DIFFERS
+    ENGINE_ERROR = auto()
+    ENGINE_GONE = auto()
+    LOSE = auto()
+    DATA_REFUSED = auto()
+    """No table holds the data, or a template cannot write it."""
+    ERROR = auto()
+    """Any other fault of the environment, the agent or the policy."""
+    RETRY = auto()
+    """The attempt is recorded, and another may follow."""
+    RECORDED = auto()
+    """The last attempt is recorded."""
+
+
+Action = Literal["", "start", "cancel", "failed", "aborted", "truncated", "again", "count", "stop all"]
+"""What the scheduler does: start the rollout's task; ask its player to stop; end its attempt with this status; begin
+its next attempt; count it, because no attempt follows; or leave all rollouts to the next process."""
+
+TRANSITIONS: dict[tuple[State, Event], tuple[State, Action]] = {
+    (State.QUEUED, Event.PERMIT): (State.ADMITTED, "start"),
+    (State.QUEUED, Event.ENOUGH): (State.LEFT_OUT, "count"),
+    (State.QUEUED, Event.STOP): (State.UNFINISHED, ""),
+    (State.ADMITTED, Event.BEGIN): (State.PLAYING, ""),
+    (State.ADMITTED, Event.ENOUGH): (State.ENDING, "aborted"),
+    (State.ADMITTED, Event.DIFFER): (State.ENDING, "failed"),
+    (State.ADMITTED, Event.LEAVE): (State.UNFINISHED, ""),
+    (State.PLAYING, Event.ENOUGH): (State.CUT_SURPLUS, "cancel"),
+    (State.PLAYING, Event.DIFFER): (State.CUT_START, "cancel"),
+    (State.PLAYING, Event.TIMEOUT): (State.CUT_TIMEOUT, "cancel"),
+    (State.PLAYING, Event.LEAVE): (State.CUT_STOPPED, "cancel"),
+    (State.CUT_SURPLUS, Event.UNSEEN): (State.LEFT_OUT, "count"),
+    (State.CUT_SURPLUS, Event.CANCELLED): (State.ENDING, "aborted"),
+    (State.CUT_START, Event.CANCELLED): (State.ENDING, "failed"),
+    (State.CUT_TIMEOUT, Event.CANCELLED): (State.ENDING, "truncated"),
+    (State.CUT_STOPPED, Event.CANCELLED): (State.UNFINISHED, ""),
+    # A player that was asked to stop may return an ending all the same. It counts like any other.
+    **{(state, Event.DONE): (State.ENDING, "") for state in (State.PLAYING, *sorted(CUT), State.ENDING)},
+    # The player raised, or its siblings do not need what it returned.
+    **{(State.ENDING, event): (State.ENDING, "aborted") for event in (Event.ENOUGH, Event.NO_REPLAY)},
+    **{
+        (State.ENDING, event): (State.ENDING, "failed")
+        for event in (Event.DIFFER, Event.ENGINE_ERROR, Event.DATA_REFUSED, Event.ERROR)
+    },
+    (State.ENDING, Event.ENGINE_GONE): (State.UNFINISHED, "stop all"),
+    (State.ENDING, Event.LOSE): (State.LOST, "count"),
+    (State.ENDING, Event.RETRY): (State.ADMITTED, "again"),
+    (State.ENDING, Event.RECORDED): (State.ENDED, "count"),
+}
+"""(state, event) -> (next state, action). No other pair is legal: looking it up raises KeyError."""
+
+
 Keep = Literal["all", "first", "best"]
 FINISHED = ("completed", "truncated")
 """`status` of rollouts that were played to their end."""
@@ -338,13 +440,13 @@ class Siblings(msgspec.Struct, kw_only=True):
     """Rollouts that must finish; running ones are then surplus. None: all are played to their end."""
     start: GroupStart | None = None
     """How the group starts, once known."""
+    members: list["ScheduledRollout"] = []
+    """Rollouts that this process plays."""
     ended: int = 0
     finished: set[int] = msgspec.field(default_factory=set)
     """Indexes of the rollouts that were played to their end."""
     unnamed: list[Callable[[], None]] = []
     """Callbacks that record failures of unopened environments, once the task's name is known."""
-    unwritten: int = 0
-    """Ended rollouts that are not on disk yet."""
     returns: list[float] = []
     """Returns of rollouts that finished in this process."""
     broken: str | None = None
@@ -354,11 +456,6 @@ class Siblings(msgspec.Struct, kw_only=True):
     def is_full(self) -> bool:
         """Whether the running rollouts are surplus."""
         return self.enough is not None and len(self.finished) >= self.enough
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether no further rollout starts."""
-        return self.is_full or self.broken is not None
 
     def finish(self, rollout: int, status: str) -> None:
         """Note that a rollout ended with `status`, before it is on disk, so that the next decision sees it."""
@@ -383,14 +480,23 @@ class Siblings(msgspec.Struct, kw_only=True):
             raise StartError(self.broken)
 
 
-class QueuedRollout(msgspec.Struct):
-    """A rollout to play."""
+@dataclass(eq=False, slots=True)
+class ScheduledRollout:
+    """A rollout that this process plays: its state and what belongs to it. It joins its siblings."""
 
     slot: Slot
     siblings: Siblings
     attempt: int = 0
     opened: OpenRollout | None = None
     """Its unfinished episode of an earlier process."""
+    state: State = State.QUEUED
+    sums: StepTotals = field(default_factory=StepTotals)
+    """Totals of its newest attempt."""
+    ending: Ending = field(default_factory=Ending)
+    """How its newest attempt ended, once it has."""
+
+    def __post_init__(self) -> None:
+        self.siblings.members.append(self)
 
 
 def build_group(plan: RoundPlan, task: Task, keep: Keep, starts: Mapping[Group, GroupStart]) -> Siblings:
@@ -406,7 +512,7 @@ def build_group(plan: RoundPlan, task: Task, keep: Keep, starts: Mapping[Group, 
     )
 
 
-def list_carried(opened: Iterable[OpenRollout], tasks: Mapping[int, Task]) -> list[QueuedRollout]:
+def list_carried(opened: Iterable[OpenRollout], tasks: Mapping[int, Task]) -> list[ScheduledRollout]:
     """Return unfinished rollouts of earlier rounds, which the current round does not wait for.
 
     Args:
@@ -414,7 +520,7 @@ def list_carried(opened: Iterable[OpenRollout], tasks: Mapping[int, Task]) -> li
         tasks: tasks by seed.
     """
     groups: dict[Group, Siblings] = {}
-    todo: list[QueuedRollout] = []
+    todo: list[ScheduledRollout] = []
     for opened_rollout in opened:
         group = opened_rollout.slot.group
         if group not in groups:
@@ -427,13 +533,13 @@ def list_carried(opened: Iterable[OpenRollout], tasks: Mapping[int, Task]) -> li
                 start=compute_start(opened_rollout.record),
             )
         groups[group].total += 1
-        todo.append(QueuedRollout(opened_rollout.slot, groups[group], opened_rollout.record.attempt, opened_rollout))
+        todo.append(ScheduledRollout(opened_rollout.slot, groups[group], opened_rollout.record.attempt, opened_rollout))
     return todo
 
 
 def list_missing(
     siblings: Siblings, attempts: Mapping[Slot, RecordedAttempt], opened: Mapping[Slot, OpenRollout], retries: int
-) -> list[QueuedRollout]:
+) -> list[ScheduledRollout]:
     """Return the missing rollouts of a group, unfinished ones first, and note the finished ones in it.
 
     Args:
@@ -442,19 +548,19 @@ def list_missing(
         opened: unfinished episodes of earlier processes.
         retries: attempts after a failure.
     """
-    going: list[QueuedRollout] = []
-    fresh: list[QueuedRollout] = []
+    going: list[ScheduledRollout] = []
+    fresh: list[ScheduledRollout] = []
     for number in range(siblings.total):
         slot = Slot(siblings.group, number)
         attempt, opened_rollout = attempts.get(slot), opened.get(slot)
         if opened_rollout is not None:
             siblings.start = siblings.start or compute_start(opened_rollout.record)
-            going.append(QueuedRollout(slot, siblings, opened_rollout.record.attempt, opened_rollout))
+            going.append(ScheduledRollout(slot, siblings, opened_rollout.record.attempt, opened_rollout))
         elif attempt is None:
-            fresh.append(QueuedRollout(slot, siblings))
+            fresh.append(ScheduledRollout(slot, siblings))
         elif attempt.is_over(retries):
             siblings.finish(number, attempt.status)
             siblings.ended += 1
         else:
-            fresh.append(QueuedRollout(slot, siblings, attempt.attempt + 1))
+            fresh.append(ScheduledRollout(slot, siblings, attempt.attempt + 1))
     return going + fresh

@@ -33,6 +33,7 @@ from lake.live.owners import spool_root
 from lake.read.text_table import count_noun
 from lake.records import EpisodeRecord
 from lake.write.jobs import Job
+from pipelines.collect.engines import EngineGoneError
 from pipelines.collect.environments import Task
 from pipelines.collect.factory import PlayerOptions, build_player, load_record_filter
 from pipelines.collect.manager.rounds import (
@@ -45,7 +46,7 @@ from pipelines.collect.manager.rounds import (
     read_starts,
     retract_broken,
 )
-from pipelines.collect.manager.scheduler import ProgressMeter, RolloutCounts, RolloutLimits, Scheduler
+from pipelines.collect.manager.scheduler import RolloutCounts, RolloutLimits, Scheduler
 from pipelines.collect.manager.spool import FolderLock, RolloutSpool
 from pipelines.collect.players import Player, StartError
 from pipelines.collect.tasks import TaskSet
@@ -133,7 +134,7 @@ class CollectionReport(msgspec.Struct):
     rounds: int = 0
     """Rounds finished by this process."""
     dropped: int = 0
-    """Episodes that --record-only rejected."""
+    """Episodes that `record_only` rejected."""
 
 
 class Collection(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,29 +277,49 @@ class _Collector:
 
     async def _watch(self, scheduler: Scheduler) -> None:
         """Report progress at intervals; stop if the run's claim or a required resource is lost."""
-        meter, seconds = ProgressMeter(), self.collection.progress_seconds
+        meter, seconds = ProgressMeter(scheduler), self.collection.progress_seconds
         reported_at = time.monotonic()
         while True:
             await asyncio.sleep(min(seconds, _LOOK_SECONDS))
             if (why := self.lost()) is not None:
                 scheduler.stop(why)
                 scheduler.abort()
-            if time.monotonic() - reported_at < seconds:
-                continue
-            reported_at = time.monotonic()
-            problem = self.store.problem or self.player.problem
-            # The spool also counts steps of running rollouts; agents' steps are known only at their end.
-            figures, player = scheduler.figures, self.player.figures()
-            line = meter.line(
-                figures,
-                steps=self.store.steps or figures.steps,
-                tokens=int(player.get("tokens", self.store.tokens or figures.tokens)),
-                running=scheduler.in_flight,
-                mean_return=scheduler.mean_return,
-                player=player,
-                problem=problem,
-            )
-            self.progress(line)
+            if time.monotonic() - reported_at >= seconds:
+                reported_at = time.monotonic()
+                self.progress(meter.describe())
+
+
+class ProgressMeter:
+    """Describes the progress of a scheduler's round, with rates since the previous description."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._at, self._steps, self._tokens = time.monotonic(), 0, 0
+
+    def describe(self) -> str:
+        """Return a progress line."""
+        scheduler, store = self._scheduler, self._scheduler.store
+        figures, player = scheduler.figures, scheduler.player.figures()
+        now = time.monotonic()
+        seconds = max(now - self._at, 1e-3)
+        # The spool also counts steps of running rollouts; agents' steps are known only at their end.
+        steps = store.steps or figures.steps
+        tokens = int(player.get("tokens", store.tokens or figures.tokens))
+        phrases = [
+            f"{figures.ended}/{figures.planned} episodes",
+            f"{figures.failed} failed",
+            f"{scheduler.in_flight} in flight",
+            f"{(steps - self._steps) / seconds:,.0f} steps/s",
+            f"{(tokens - self._tokens) / seconds:,.0f} tokens/s",
+        ]
+        if slots := player.get("slots"):
+            phrases.append(f"engines {min(1.0, player.get('in_flight', 0.0) / slots):.0%} busy")
+        if (mean_return := scheduler.mean_return) is not None:
+            phrases.append(f"return {mean_return:.2f}")
+        if (problem := store.problem or scheduler.player.problem) is not None:
+            phrases.append(f"waiting: {problem}")
+        self._at, self._steps, self._tokens = now, steps, tokens
+        return ", ".join(phrases)
 
 
 async def play_round(lake: Lake, scheduler: Scheduler, plan: RoundPlan, tasks: Sequence[Task]) -> RolloutCounts:
@@ -320,14 +341,17 @@ async def play_round(lake: Lake, scheduler: Scheduler, plan: RoundPlan, tasks: S
         attempts = read_attempts(snapshot, run, [*store.carried, plan.round])
         figures = await scheduler.play(plan, tasks, attempts, read_starts(snapshot, run, plan.round))
         await asyncio.to_thread(store.flush)
-        await player.settle()
+        try:
+            await player.settle()
+        except EngineGoneError as error:
+            scheduler.stop(error)
         if total.planned:
             figures.planned = figures.present = 0  # the first pass counted them
             total.left_out = 0  # they are left out again
         total.merge(figures)
         if scheduler.stopped_by is not None or not player.is_recorder:
             return total
-        lost = scheduler.count_lost(plan, read_attempts(lake.snapshot(), run, [plan.round]))
+        lost = scheduler.count_lost(read_attempts(lake.snapshot(), run, [plan.round]))
         if not lost:
             return total
         fruitless = 0 if lost < fewest else fruitless + 1

@@ -1,17 +1,17 @@
 """The scheduler: rollouts in flight, their attempts, siblings and counts, and how it stops.
 
-Each rollout is a task of one `asyncio.TaskGroup`. No rollout waits for the slowest: one starts when another ends, and
+It turns what happens into events of rollouts; `rounds.TRANSITIONS` says what follows from each. Each rollout is a task
+of one `asyncio.TaskGroup`. No rollout waits for the slowest: one starts when another ends, and
 carried-over rollouts keep running while the next round starts.
 """
 
 import asyncio
 import math
-import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from math import isfinite
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import msgspec
 
@@ -22,27 +22,27 @@ from lake.records import EpisodeRecord
 from pipelines.collect.engines import EngineError, EngineGoneError
 from pipelines.collect.environments import Outcome, Task
 from pipelines.collect.manager.rounds import (
+    CUT,
     FINISHED,
-    REPLAY_DIFFERS,
-    STARTS_DIFFER,
+    TRANSITIONS,
     UNOPENED,
+    Event,
     Group,
     GroupStart,
     Keep,
     OpenRollout,
-    QueuedRollout,
     RecordedAttempt,
     RoundPlan,
+    ScheduledRollout,
     Siblings,
     Slot,
+    State,
     build_group,
     list_carried,
     list_missing,
 )
 from pipelines.collect.manager.spool import RolloutRecording, RolloutSpool
 from pipelines.collect.players import (
-    EPISODE_TIMEOUT,
-    SURPLUS,
     Ending,
     Player,
     ReplayError,
@@ -145,56 +145,17 @@ class RolloutCounts(msgspec.Struct):
         return ", ".join(phrases)
 
 
-class ProgressMeter:
-    """Computes rates between two progress lines."""
-
-    def __init__(self) -> None:
-        self._at, self._steps, self._tokens = time.monotonic(), 0, 0
-
-    def line(
-        self,
-        figures: RolloutCounts,
-        *,
-        steps: int,
-        tokens: int,
-        running: int,
-        mean_return: float | None,
-        player: Mapping[str, float],
-        problem: str | None,
-    ) -> str:
-        """Return a progress line of a round.
-
-        Args:
-            figures: counts of the round.
-            steps: decisions of this process so far, including running rollouts.
-            tokens: tokens sampled by this process so far, including running rollouts.
-            running: rollouts in flight.
-            mean_return: mean return of complete groups; None before the first.
-            player: `Player.figures`.
-            problem: why nothing progresses, if so.
-        """
-        now = time.monotonic()
-        seconds = max(now - self._at, 1e-3)
-        phrases = [
-            f"{figures.ended}/{figures.planned} episodes",
-            f"{figures.failed} failed",
-            f"{running} in flight",
-            f"{(steps - self._steps) / seconds:,.0f} steps/s",
-            f"{(tokens - self._tokens) / seconds:,.0f} tokens/s",
-        ]
-        if slots := player.get("slots"):
-            phrases.append(f"engines {min(1.0, player.get('in_flight', 0.0) / slots):.0%} busy")
-        if mean_return is not None:
-            phrases.append(f"return {mean_return:.2f}")
-        if problem is not None:
-            phrases.append(f"waiting: {problem}")
-        self._at, self._steps, self._tokens = now, steps, tokens
-        return ", ".join(phrases)
-
-
 _LOOK_SECONDS = 0.05
-InterruptReason = Literal["surplus", "starts_differ", "stopped", "episode_timeout"]
-"""Why a running rollout is interrupted."""
+_EVENTS: tuple[tuple[type[BaseException], Event | None], ...] = (
+    (StartError, Event.DIFFER),
+    (ReplayError, Event.NO_REPLAY),
+    (EngineGoneError, Event.ENGINE_GONE),
+    (EngineError, Event.ENGINE_ERROR),
+    (DataRefusedError, Event.DATA_REFUSED),
+    (TrajlakeError, None),
+    (BaseException, Event.ERROR),
+)
+"""What the first class that fits an exception of a player means. None: it ends all rollouts, as a missing package."""
 
 
 class RolloutLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,14 +188,10 @@ class Scheduler:
         self.run, self.player, self.store = run, player, store
         self._seed, self._tasks_by_seed, self._limits = seed, tasks, limits
         self._permits = asyncio.Semaphore(limits.parallel)
-        self._admitted = 0
-        """Rollouts that have a permit."""
         self._is_beginning = False
         self._tasks = asyncio.TaskGroup()
-        self._running: dict[Slot, asyncio.Task[None]] = {}
-        self._reasons: dict[Slot, InterruptReason] = {}
-        self._playing: set[Slot] = set()
-        """Rollouts that can be interrupted: started, and not waiting for the disk."""
+        self._running: dict[ScheduledRollout, asyncio.Task[None]] = {}
+        """Tasks of the rollouts that have a permit."""
         self._changed = asyncio.Event()
         self.figures = RolloutCounts()
         """Counts of the current round."""
@@ -242,8 +199,6 @@ class Scheduler:
         """Groups of the current round."""
         self.stopped_by: str | Exception | None = None
         """Why no new rollout starts."""
-        self._ended_slots: set[Slot] = set()
-        """Rollouts without further attempts."""
         self.lost_by: TrajlakeError | None = None
         """Last error of a player that records its own rollouts."""
         self.broken: list[str] = []
@@ -263,9 +218,10 @@ class Scheduler:
             # Concurrent faults have the same cause, so raise only the first.
             raise group.exceptions[0] from None
 
-    def count_lost(self, plan: RoundPlan, attempts: Mapping[Slot, RecordedAttempt]) -> int:
-        """Count ended rollouts of a round that are missing from the lake's `attempts`."""
-        slots = [slot for slot in self._ended_slots if slot.group.number == plan.round]
+    def count_lost(self, attempts: Mapping[Slot, RecordedAttempt]) -> int:
+        """Count ended rollouts of the round that are missing from the lake's `attempts`."""
+        rollouts = [rollout for siblings in self._groups for rollout in siblings.members]
+        slots = [rollout.slot for rollout in rollouts if rollout.state in (State.ENDED, State.LOST)]
         return sum(slot not in attempts or not attempts[slot].is_over(self._limits.retries) for slot in slots)
 
     @property
@@ -295,8 +251,8 @@ class Scheduler:
     def abort(self) -> None:
         """Interrupt running rollouts; they stay open for the next process."""
         self.store.is_leaving = True
-        for slot in self._running:
-            self._interrupt(slot, "stopped")
+        for rollout in self._running:
+            self._interrupt(rollout, Event.LEAVE)
 
     async def play(
         self,
@@ -316,7 +272,6 @@ class Scheduler:
         groups = [build_group(plan, task, self._limits.keep, starts) for task in tasks]
         self._groups = groups
         self.figures = RolloutCounts(planned=sum(siblings.total for siblings in groups))
-        self._ended_slots.clear()
         began = asyncio.get_running_loop().time()
         opened = self._select_open(attempts)
         if self.player.plays_together and self._forget_partial_round(plan, groups, attempts, opened):
@@ -360,14 +315,17 @@ class Scheduler:
 
     def _is_filling(self, opened: int) -> bool:
         """Whether more conversations are about to open than the `opened` ones."""
-        return self._admitted > opened or (self._is_beginning and self._admitted < self._limits.parallel)
+        return len(self._running) > opened or (self._is_beginning and len(self._running) < self._limits.parallel)
 
     def _is_over(self, groups: Iterable[Siblings]) -> bool:
         if self.stopped_by is not None:
             return not self._running
         does_carry = self._limits.carry_over
+        # A round that carries rollouts over still waits for those that are being recorded.
         return all(
-            group.ended == group.total or (does_carry and group.is_full and not group.unwritten) for group in groups
+            group.ended == group.total
+            or (does_carry and group.is_full and all(member.state is not State.ENDING for member in group.members))
+            for group in groups
         )
 
     def _select_open(self, attempts: Mapping[Slot, RecordedAttempt]) -> dict[Slot, OpenRollout]:
@@ -383,130 +341,172 @@ class Scheduler:
         self.store.opened = []
         return useful
 
-    async def _begin(self, todo: Iterable[QueuedRollout]) -> None:
+    async def _begin(self, todo: Iterable[ScheduledRollout]) -> None:
         """Start rollouts as permits become free."""
         self._is_beginning = True
         for rollout in todo:
             await self._permits.acquire()
-            self._admitted += 1
             while self.stopped_by is None and not self.store.is_calm:
                 await asyncio.sleep(_LOOK_SECONDS)
             if self.stopped_by is not None:
-                self._release_permit()
-                break
-            if rollout.siblings.is_full and rollout.opened is None:
-                self._release_permit()
-                self._leave_out(rollout.siblings)
-                continue
-            self._running[rollout.slot] = self._tasks.create_task(self._play(rollout))
+                self._apply(rollout, Event.STOP)
+            else:
+                is_needed = rollout.opened is not None or not rollout.siblings.is_full
+                self._apply(rollout, Event.PERMIT if is_needed else Event.ENOUGH)
+            if rollout not in self._running:
+                self._permits.release()
         self._is_beginning = False
 
-    def _release_permit(self) -> None:
-        """Make room for another rollout."""
-        self._admitted -= 1
-        self._permits.release()
+    def _apply(self, rollout: ScheduledRollout, event: Event, fault: BaseException | None = None) -> None:
+        """Change a rollout's state by the table, and act. Raises KeyError: the event is illegal in its state."""
+        before, siblings = rollout.state, rollout.siblings
+        rollout.state, action = TRANSITIONS[before, event]
+        if before in CUT:
+            self._running[rollout].uncancel()
+        match action:
+            case "start":
+                self._running[rollout] = self._tasks.create_task(self._play(rollout))
+            case "cancel":
+                self._running[rollout].cancel(event.value)  # a self-recording player stores the reason
+            case "failed" | "aborted" | "truncated":
+                reason = before.value if event is Event.CANCELLED else event.value
+                error = siblings.broken if reason == Event.DIFFER else None
+                if fault is not None and error is None:
+                    error = str(fault) if event is Event.NO_REPLAY else format_exception(fault)
+                terminated = None if action == "failed" else False
+                rollout.ending = rollout.sums.ending(action, terminated=terminated, stop_reason=reason, error=error)
+            case "again":
+                rollout.attempt += 1
+                rollout.opened = None
+            case "count":
+                self._count(rollout)
+            case "stop all":
+                assert isinstance(fault, EngineGoneError)
+                self.stop(fault)
+                self.abort()
 
-    async def _play(self, todo: QueuedRollout) -> None:
+    def _count(self, rollout: ScheduledRollout) -> None:
+        """Count a rollout that gets no further attempt."""
+        siblings, ending = rollout.siblings, rollout.ending
+        if rollout.state is State.LEFT_OUT:
+            self.figures.left_out += 1
+        elif rollout.state is State.LOST:
+            siblings.finish(rollout.slot.rollout, "failed")
+        elif ending.status in FINISHED and ending.env_return is not None:
+            siblings.returns.append(ending.env_return)
+        siblings.ended += 1
+        if siblings.ended == siblings.total:
+            self._record_unnamed(siblings)
+
+    def _interrupt(self, rollout: ScheduledRollout, event: Event) -> None:
+        """Ask the player of a rollout to stop. Before and after it plays, the rollout's next event decides."""
+        if rollout.state is State.PLAYING:
+            self._apply(rollout, event)
+
+    def _find_verdict(self, siblings: Siblings) -> Event | None:
+        """Return why the rollouts of a group need not finish, or None."""
+        if siblings.broken is not None:
+            return Event.DIFFER
+        return Event.ENOUGH if siblings.is_full and not self._limits.carry_over else None
+
+    async def _play(self, rollout: ScheduledRollout) -> None:
         """Play one rollout with its attempts."""
         try:
-            while True:
-                ending = await self._attempt(todo)
-                if ending is None:
-                    return
-                is_last = not self._is_retried(todo, ending)
-                self.figures.add(ending, is_last=is_last)
-                if is_last:
-                    if ending.status in FINISHED and ending.env_return is not None:
-                        todo.siblings.returns.append(ending.env_return)
-                    self._ended_slots.add(todo.slot)
-                    self._count_ended(todo.siblings)
-                    return
-                todo.attempt += 1
-                todo.opened = None
+            while rollout.state is State.ADMITTED:
+                await self._attempt(rollout)
         finally:
-            del self._running[todo.slot]
-            self._playing.discard(todo.slot)
-            self._reasons.pop(todo.slot, None)
-            self._release_permit()
+            del self._running[rollout]
+            self._permits.release()
             self._changed.set()
 
-    def _is_retried(self, todo: QueuedRollout, ending: Ending) -> bool:
-        if self.stopped_by is not None or todo.siblings.is_closed:
-            return False
-        return not RecordedAttempt(todo.attempt, ending.status, ending.stop_reason).is_over(self._limits.retries)
-
-    async def _attempt(self, todo: QueuedRollout) -> Ending | None:
-        """Play and record one attempt; return None if it is left out or stays open."""
-        slot, siblings = todo.slot, todo.siblings
-        if self._reasons.get(slot) == "stopped":
-            return None
-        rollout = Rollout(
+    async def _attempt(self, rollout: ScheduledRollout) -> None:
+        """Play and record one attempt."""
+        if self.store.is_leaving:
+            self._apply(rollout, Event.LEAVE)
+            return
+        slot, siblings = rollout.slot, rollout.siblings
+        attempt = Rollout(
             run_id=self.run,
             task=siblings.task,
             rollout_index=slot.rollout,
-            attempt=todo.attempt,
+            attempt=rollout.attempt,
             collection_round=slot.group.number,
             expected_group_size=siblings.expected,
-            seed=derive_rollout_seed(self._seed, slot.group.number, slot.group.seed, slot.rollout, todo.attempt),
+            seed=derive_rollout_seed(self._seed, slot.group.number, slot.group.seed, slot.rollout, rollout.attempt),
         )
-        takes = partial(self._takes, slot, siblings)
-        recording = RolloutRecording(self.store, partial(self._check_start, siblings), takes, todo.opened)
-        self.figures.resumed += todo.opened is not None
-        ending = self._find_early_ending(siblings, recording)
-        self._playing.add(slot)
-        try:
-            ending = ending or await self._play_attempt(rollout, recording, siblings)
-            if ending is None:
-                self._ended_slots.add(slot)
-                siblings.finish(slot.rollout, "failed")
-                self._count_ended(siblings)
-                return None
-        except asyncio.CancelledError:
-            why = self._reasons.get(slot)
-            if why is None:
-                raise
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
-            if why == "stopped":
-                return None
-            if why == SURPLUS and not recording.count and not self.player.is_recorder:
-                self._leave_out(siblings)
-                return None
-            if why == EPISODE_TIMEOUT:
-                ending = recording.sums.ending("truncated", terminated=False, stop_reason=why)
-            else:  # the sibling that made it surplus may be lost since
-                aborted = recording.sums.ending("aborted", terminated=False, stop_reason=why)
-                ending = self._find_early_ending(siblings, recording) or aborted
+        takes = partial(self._takes, rollout)
+        recording = RolloutRecording(self.store, partial(self._check_start, siblings), takes, rollout.opened)
+        rollout.sums = recording.sums
+        self.figures.resumed += rollout.opened is not None
+        self._apply(rollout, self._find_verdict(siblings) or Event.BEGIN)
+        if rollout.state is State.PLAYING:
+            await self._play_attempt(rollout, attempt, recording)
+        if rollout.state is not State.ENDING:
+            return
         if self.player.is_recorder:
-            siblings.finish(slot.rollout, ending.status)  # the proxy may have refused the first status
-            return ending
-        if not takes(ending.status):
-            ending = self._find_early_ending(siblings, recording) or ending
-        await self._record(rollout, ending, recording, siblings)
-        return ending
+            siblings.finish(slot.rollout, rollout.ending.status)  # the proxy may have refused the first status
+        else:
+            if not takes(rollout.ending.status) and (verdict := self._find_verdict(siblings)) is not None:
+                self._apply(rollout, verdict)
+            await self._record(attempt, rollout.ending, recording, siblings)
+        ending = rollout.ending
+        is_last = (
+            self.stopped_by is not None
+            or siblings.is_full
+            or siblings.broken is not None
+            or RecordedAttempt(rollout.attempt, ending.status, ending.stop_reason).is_over(self._limits.retries)
+        )
+        self.figures.add(ending, is_last=is_last)
+        self._apply(rollout, Event.RECORDED if is_last else Event.RETRY)
 
-    def _takes(self, slot: Slot, siblings: Siblings, status: str) -> bool:
+    async def _play_attempt(self, rollout: ScheduledRollout, attempt: Rollout, recording: RolloutRecording) -> None:
+        """Let the player play, and apply what it answers or raises."""
+        seconds, loop = self._limits.episode_seconds, asyncio.get_running_loop()
+        late = None if seconds is None else loop.call_later(seconds, self._interrupt, rollout, Event.TIMEOUT)
+        try:
+            rollout.ending = await self.player.play(attempt, recording)
+        except FAULTS as error:
+            if is_cancellation(error):
+                if rollout.state not in CUT:
+                    raise
+                is_unseen = rollout.state is State.CUT_SURPLUS and not recording.count and not self.player.is_recorder
+                self._apply(rollout, Event.UNSEEN if is_unseen else Event.CANCELLED)
+                return
+            event = next(event for kind, event in _EVENTS if isinstance(error, kind))
+            if event is None:
+                raise
+            if event is Event.DIFFER:
+                self.broken.append(str(error))
+            elif isinstance(error, EngineError) and event is Event.ENGINE_ERROR and self.player.is_recorder:
+                self.lost_by, event = error, Event.LOSE
+            self._apply(rollout, Event.DONE)
+            self._apply(rollout, event, error)
+        else:
+            self._apply(rollout, Event.DONE)
+        finally:
+            if late is not None:
+                late.cancel()
+
+    def _takes(self, rollout: ScheduledRollout, status: str) -> bool:
         """See `RolloutLog.takes`."""
-        self._playing.discard(slot)
-        does_carry = self._limits.carry_over
-        if status in FINISHED and (siblings.broken is not None or (siblings.is_full and not does_carry)):
+        siblings = rollout.siblings
+        if rollout.state not in CUT:
+            self._apply(rollout, Event.DONE)
+        if status in FINISHED and self._find_verdict(siblings) is not None:
             return False
-        siblings.finish(slot.rollout, status)
-        if siblings.is_full and not does_carry:
-            self._interrupt_siblings(slot, SURPLUS)
+        siblings.finish(rollout.slot.rollout, status)
+        if (verdict := self._find_verdict(siblings)) is not None:
+            for sibling in siblings.members:
+                self._interrupt(sibling, verdict)
         return True
 
     async def _record(self, rollout: Rollout, ending: Ending, recording: RolloutRecording, siblings: Siblings) -> None:
         """Write an ended rollout to disk; one whose task has no name yet waits for the name."""
-        has_name = recording.record is not None or rollout.task.name is not None or siblings.start is not None
-        if not has_name:
+        if recording.record is None and rollout.task.name is None and siblings.start is None:
             siblings.unnamed.append(lambda: recording.end(ending, _build_unopened_episode(rollout, siblings)))
             return
-        siblings.unwritten += 1
         recording.end(ending, _build_unopened_episode(rollout, siblings))
         await self.store.wait_for_sync()
-        siblings.unwritten -= 1
 
     def _check_start(self, siblings: Siblings, record: EpisodeRecord) -> None:
         """Check a rollout's start. Raises StartError: its siblings started differently."""
@@ -518,72 +518,6 @@ class Scheduler:
         for record in siblings.unnamed:
             record()
         siblings.unnamed.clear()
-
-    def _find_early_ending(self, siblings: Siblings, recording: RolloutRecording) -> Ending | None:
-        """Return how a rollout ends because of its siblings, or None if it may continue."""
-        if siblings.broken is not None:
-            return recording.sums.ending("failed", stop_reason=STARTS_DIFFER, error=siblings.broken)
-        if siblings.is_full and not self._limits.carry_over:
-            return recording.sums.ending("aborted", terminated=False, stop_reason=SURPLUS)
-        return None
-
-    async def _play_attempt(self, rollout: Rollout, recording: RolloutRecording, siblings: Siblings) -> Ending | None:
-        """Play, and convert faults to endings. Return None if a player could not record its own rollout."""
-        slot = Slot(siblings.group, rollout.rollout_index)
-        sums, seconds = recording.sums, self._limits.episode_seconds
-        loop = asyncio.get_running_loop()
-        late = None if seconds is None else loop.call_later(seconds, self._interrupt, slot, EPISODE_TIMEOUT)
-        try:
-            return await self.player.play(rollout, recording)
-        except StartError as error:
-            self.broken.append(str(error))
-            self._interrupt_siblings(slot, "starts_differ")
-            return sums.ending("failed", stop_reason=STARTS_DIFFER, error=str(error))
-        except ReplayError as error:
-            return sums.ending("aborted", terminated=False, stop_reason=REPLAY_DIFFERS, error=str(error))
-        except EngineGoneError as error:
-            self._reasons.setdefault(slot, "stopped")
-            self.stop(error)
-            self.abort()
-            raise asyncio.CancelledError from error
-        except (EngineError, DataRefusedError) as error:  # the template cannot write an image, say
-            is_engines = isinstance(error, EngineError)
-            if is_engines and self.player.is_recorder:
-                self.lost_by = error
-                return None
-            return sums.ending(
-                "failed", stop_reason="engine_error" if is_engines else "data_refused", error=format_exception(error)
-            )
-        except TrajlakeError:
-            raise  # affects all rollouts: a missing package, a closed spool
-        except FAULTS as error:
-            if is_cancellation(error):
-                raise
-            return sums.ending("failed", stop_reason="error", error=format_exception(error))
-        finally:
-            if late is not None:
-                late.cancel()
-
-    def _leave_out(self, siblings: Siblings) -> None:
-        self.figures.left_out += 1
-        self._count_ended(siblings)
-
-    def _count_ended(self, siblings: Siblings) -> None:
-        """Count a rollout that gets no further attempt."""
-        siblings.ended += 1
-        if siblings.ended == siblings.total:
-            self._record_unnamed(siblings)
-
-    def _interrupt_siblings(self, survivor: Slot, why: InterruptReason) -> None:
-        for slot in self._running:
-            if slot.group == survivor.group and slot != survivor:
-                self._interrupt(slot, why)
-
-    def _interrupt(self, slot: Slot, why: InterruptReason) -> None:
-        if slot not in self._reasons:
-            self._reasons[slot] = why
-            if slot in self._playing:
-                self._running[slot].cancel(why)  # a self-recording player stores the reason
 
 
 def _build_unopened_episode(rollout: Rollout, siblings: Siblings) -> EpisodeRecord:

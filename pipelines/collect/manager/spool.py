@@ -6,7 +6,6 @@ before it queries the lake, and resumes the unfinished ones.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from lake.live.owners import get_owner, spool_root
 from lake.live.sink import format_exception
 from lake.live.spool import GroupSync, Spool, TimeLimit
 from lake.records import EpisodeRecord, StepRecord
+from lake.storage.locks import try_lock_file
 from pipelines.collect.manager.rounds import OpenRollout
 from pipelines.collect.players import Ending, StepTotals, count_sampled_tokens
 from pipelines.collect.user_code import FAULTS
@@ -43,20 +43,19 @@ class FolderLock:
     """
 
     def __init__(self, root: Path, part: str) -> None:
+        owner = root / _OWNER
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = os.open(root / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+            file = try_lock_file(owner)
+            words = owner.read_text(errors="replace").split()
         except OSError as error:
             raise LakeAccessError(f"{root}: {error.strerror or error}; set TRAJLAKE_SPOOL to another folder") from error
-        words = os.pread(self._file, 100, 0).decode(errors="replace").split()
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.release()
+        if file is None:
             raise UsageError(
                 f"run {part!r} is being collected into this lake by process {words[-1] if words else '?'}; wait for "
                 "it, or choose another --run"
-            ) from error
+            )
+        self._file = file
         self.folder_id = words[0] if len(words) == 2 else ids.to_text(ids.fresh_id())
         """Unique id of the folder, by which a lock holder recognises claims of earlier processes."""
         written = os.pwrite(self._file, f"{self.folder_id} {os.getpid()}\n".encode(), 0)
@@ -193,7 +192,7 @@ class RolloutSpool:
         try:
             return self.record_only is None or bool(self.record_only(record))
         except FAULTS as error:
-            raise UsageError(f"--record-only failed for an episode: {format_exception(error)}") from error
+            raise UsageError(f"record_only failed for an episode: {format_exception(error)}") from error
 
     def forget(self, opened: OpenRollout, reason: str) -> None:
         """Drop an open episode that is not needed any more."""
@@ -322,7 +321,7 @@ class RolloutRecording:
             # The assembled record shares memory with the frames, which are already in the spool.
             if not self._store.is_recorded(assemble_episode(self._frames)):
                 self._store.dropped += 1
-                self.leave_out("--record-only")
+                self.leave_out("record_only")
                 return
         self._append(self.count + 1, end)
 

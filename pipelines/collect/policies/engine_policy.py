@@ -190,7 +190,7 @@ class EnginePolicy:
             raise UsageError(
                 f"the engine sampled token {max(sampled)}, and the tokenizer in "
                 f"{self.renderer.tokenizer.name_or_path} has none beyond {self.vocabulary - 1}: it belongs to another "
-                "model; pass that of the engine's model (--model, --tokenizer)"
+                "model; pass that of the engine's model (--model, or player.tokenizer)"
             )
 
     def open(self, seed: int, *, key: str, tools: Sequence[dict[str, Any]] | None = None) -> "EngineConversation":

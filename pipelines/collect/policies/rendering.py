@@ -238,8 +238,8 @@ def resolve_tool_format(name: ToolFormat, chat_template: str) -> ToolFormat:
     if _LLAMA_LEAD in chat_template or '"parameters": ' in chat_template:
         return "llama"
     raise UsageError(
-        "the chat template does not show the format of tool calls; pass --tool-format hermes, llama, or none "
-        "to leave calls in the text"
+        "the chat template does not show the format of tool calls; pass --set player.tool_format=hermes, llama, "
+        "or none to leave calls in the text"
     )
 
 

@@ -49,7 +49,7 @@ def compile_grammar(schema: dict[str, Any], name: str) -> str:
 
     Args:
         schema: the schema.
-        name: name of the schema in messages, such as `--schema FILE`.
+        name: name of the schema in messages, such as `player.answer_schema`.
 
     Raises:
         MissingExtraError: llguidance is not installed.
@@ -319,6 +319,7 @@ class _LocalSession:
         self._policy = policy
         self._end: int = policy.tokenizer.eos_token_id
         self._engine = f"transformers {transformers.__version__}"
+        self._dtype = str(policy.model.dtype).removeprefix("torch.")
         self._rng_E = [np.random.default_rng(seed) for seed in seeds_E]
         self._unfed_E: list[list[int]] = [[] for _ in seeds_E]
         self._glue_E: list[list[int]] = [[] for _ in seeds_E]
@@ -384,7 +385,7 @@ class _LocalSession:
                 constrained=None if policy.grammar is None else [True] * len(action),
                 logprobs_mode="processed",
                 engine=self._engine,
-                dtype=str(policy.model.dtype).removeprefix("torch."),
+                dtype=self._dtype,
                 policy_version=policy.version,
                 **policy.sampling.record(),
             ),

@@ -36,7 +36,7 @@ answers: list[list[dict]] = []
 """What the model is going to say."""
 
 
-def said(text: str) -> dict:
+def message_item(text: str) -> dict:
     content = [{"type": "output_text", "text": text, "annotations": []}]
     return {"type": "message", "id": f"msg_{next(NUMBERS)}", "role": "assistant", "content": content}
 
@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        number, items = next(NUMBERS), answers.pop(0) if answers else [said("Nothing.")]
+        number, items = next(NUMBERS), answers.pop(0) if answers else [message_item("Nothing.")]
         usage = {"input_tokens": 1000 + number, "output_tokens": 20, "total_tokens": 1020 + number}
         usage |= {"input_tokens_details": {"cached_tokens": 900}, "output_tokens_details": {"reasoning_tokens": 5}}
         whole = {"id": f"resp_{number}", "output": items, "usage": usage}
@@ -189,21 +189,26 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 SHOP.mkdir(parents=True, exist_ok=True)
 
 for old in ("0.25.0", "0.36.0"):
-    answers[:] = [[thought("**Look**"), said("I look."), called(old, "echo one")], [called(old, "false")]]
-    answers += [[thought(None), said("Both done.")]]
+    answers[:] = [[thought("**Look**"), message_item("I look."), called(old, "echo one")], [called(old, "false")]]
+    answers += [[thought(None), message_item("Both done.")]]
     run(old, "run two commands")
-answers[:] = [[said("Again.")]]
+answers[:] = [[message_item("Again.")]]
 run("0.36.0", "resume", rollouts("0.36.0")[0].stem[-36:], "once more")
 keep(rollouts("0.25.0")[0], "0.25.0.jsonl")
 keep(rollouts("0.36.0")[0], "0.36.0.jsonl")
 
-parallel = [thought("**Look**"), said("I look."), called("0.89.0", "echo one"), called("0.89.0", "false")]
-answers[:] = [parallel, [said("The summary.")], [searched("weather"), said("Both done.")]]
+parallel = [thought("**Look**"), message_item("I look."), called("0.89.0", "echo one"), called("0.89.0", "false")]
+answers[:] = [parallel, [message_item("The summary.")], [searched("weather"), message_item("Both done.")]]
 run("0.89.0", "run two commands", settings="model_auto_compact_token_limit = 1015")
 keep(rollouts("0.89.0")[0], "0.89.0.jsonl")
 
-answers[:] = [[said("One.")], [called("0.125.0", "echo two")], [said("Two.")], [said("Another two.")]]
-answers += [[said("In the fork.")], [said("Three.")]]
+answers[:] = [
+    [message_item("One.")],
+    [called("0.125.0", "echo two")],
+    [message_item("Two.")],
+    [message_item("Another two.")],
+]
+answers += [[message_item("In the fork.")], [message_item("Three.")]]
 app = App("0.125.0")
 thread = app.call("thread/start", {})["thread"]["id"]
 app.turn(thread, "first")
@@ -219,14 +224,14 @@ keep(rollouts("0.125.0")[1], "0.125.0_fork.jsonl")
 
 asked = {"type": "function_call", "id": "fc_s", "call_id": "call_s", "name": "spawn_agent"}
 asked |= {"arguments": json.dumps({"message": "Greet.", "fork_context": True})}
-answers[:] = [[said("I ask."), asked], [said("Hello.")], [said("Hello.")]]
+answers[:] = [[message_item("I ask."), asked], [message_item("Hello.")], [message_item("Hello.")]]
 app = App("0.125.0", "[features]\nmulti_agent = true\n")
 app.turn(app.call("thread/start", {})["thread"]["id"], "ask a helper")
 time.sleep(3)  # the helper answers
 app.close()
 keep(rollouts("0.125.0")[-1], "0.125.0_subagent.jsonl")
 
-parallel = [thought("**Look**"), said("I look."), called("0.169.0", "echo one"), called("0.169.0", "false")]
-answers[:] = [parallel, [searched("weather"), said("Both done.")]]
+parallel = [thought("**Look**"), message_item("I look."), called("0.169.0", "echo one"), called("0.169.0", "false")]
+answers[:] = [parallel, [searched("weather"), message_item("Both done.")]]
 run("0.169.0", "run two commands")
 keep(rollouts("0.169.0")[0], "0.169.0.jsonl")

@@ -1,4 +1,4 @@
-"""Writes tests/golden/formats/eval_protocol with the real tool; needs an environment of its own:
+"""Writes tests/golden/formats/eval_protocol with the real tool; needs its own environment:
 
 python -m venv /tmp/env-ep && /tmp/env-ep/bin/pip install eval-protocol==0.3.33
 cd /tmp && /tmp/env-ep/bin/python PROJECT/tests/golden/formats/make_eval_protocol.py

@@ -1,4 +1,4 @@
-"""Write a Harbor job with the tool's own models; needs an environment of its own, with Python 3.12:
+"""Write a Harbor job with the tool's own models; needs its own environment, with Python 3.12:
 
     python3.12 -m venv /tmp/env-harbor && /tmp/env-harbor/bin/pip install harbor==0.25.0
     /tmp/env-harbor/bin/python tests/golden/formats/make_harbor.py
@@ -94,7 +94,7 @@ def result(name: str, number: int, **fields: Any) -> TrialResult:
 
 
 def summarised(trial: Path) -> None:
-    """A trial whose history was summarised by a sub-agent, and went on in a second file."""
+    """A trial whose history was summarised by a sub-agent, and continued in a second file."""
     first = [
         Step(step_id=1, timestamp=at(1), source="user", message="Count to three."),
         act(2, "One.", "1", "$ 1", metrics=Metrics(prompt_tokens=3, completion_tokens=2, cost_usd=0.5)),

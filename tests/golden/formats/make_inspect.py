@@ -1,6 +1,6 @@
-"""Write Inspect logs with the real tool: what tests/unit/test_formats_inspect.py reads beside the real files.
+"""Write Inspect logs with the real tool: what tests/unit/test_formats_inspect.py reads next to the real files.
 
-Run once per version, each in an environment of its own:
+Run once per version, each in its own environment:
 
     python -m venv /tmp/inspect-env && /tmp/inspect-env/bin/pip install inspect-ai==0.3.285
     /tmp/inspect-env/bin/python tests/golden/formats/make_inspect.py
@@ -64,7 +64,7 @@ def answer(asked: list[Any]) -> ModelOutput:
 
 @modelapi(name="scripted")
 class Scripted(ModelAPI):
-    """A provider that answers by itself."""
+    """A provider that answers alone."""
 
     async def generate(self, *given: Any, **named: Any) -> ModelOutput:
         return answer(given[0] if given else named["input"])
@@ -89,11 +89,11 @@ def cases() -> list[Sample]:
     return [
         Sample(id="sum", input="What is 1 + 2?", target="3", metadata={"level": 1}),
         Sample(id="shot", input=shot, target=["3", "three"]),
-        *([] if VERSION < (0, 3, 99) else more()),
+        *([] if VERSION < (0, 3, 99) else tool_samples()),
     ]
 
 
-def more() -> list[Sample]:
+def tool_samples() -> list[Sample]:
     """Those that need tools, images, and limits."""
     from inspect_ai.model import ContentImage, ContentText
 

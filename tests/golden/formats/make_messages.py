@@ -22,7 +22,7 @@ def call(number: int, /, **arguments: str) -> dict[str, Any]:
 
 
 def user(content: str) -> dict[str, Any]:
-    """What somebody asks."""
+    """What someone asks."""
     return {"role": "user", "content": content}
 
 

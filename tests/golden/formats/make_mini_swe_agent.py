@@ -1,4 +1,4 @@
-"""Write runs of mini-swe-agent with the real tool, against scripted models; each version in an environment of its own:
+"""Write runs of mini-swe-agent with the real tool, against scripted models; each version in its own environment:
 
     python -m venv /tmp/env-mini && /tmp/env-mini/bin/pip install mini-swe-agent==2.4.6
     /tmp/env-mini/bin/python tests/golden/formats/make_mini_swe_agent.py

@@ -6,7 +6,7 @@ python3 -m venv /tmp/env-otlp && /tmp/env-otlp/bin/pip install opentelemetry-sdk
     langchain opentelemetry-instrumentation-langchain==0.62.4 langfuse==5.0.4
 /tmp/env-otlp/bin/python tests/golden/formats/make_otlp.py
 
-Two more, each in an environment of its own beside opentelemetry-sdk and opentelemetry-exporter-otlp-proto-common:
+Two more, each in its own environment next to opentelemetry-sdk and opentelemetry-exporter-otlp-proto-common:
 opentelemetry-instrumentation-openai==0.40.14 openai==1.109.1 (make_otlp.py traceloop_old), and
 opentelemetry-instrumentation-openai-v2==2.2b0 openai==1.109.1 wrapt==1.17.3 (make_otlp.py official).
 """
@@ -122,7 +122,7 @@ def pydantic_ai(url: str) -> None:
 
     @agent.tool_plain
     async def ask_expert(question: str) -> str:
-        """Ask somebody who knows."""
+        """Ask someone who knows."""
         return (await expert.run(question)).output
 
     @expert.tool_plain(retries=2)
@@ -199,7 +199,7 @@ def traceloop_old(url: str) -> None:
 
 
 def official(url: str) -> None:
-    """Messages as log records, in lines of their own."""
+    """Messages as log records, in their own lines."""
     import os
 
     os.environ["OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"] = "true"

@@ -74,7 +74,7 @@ def episode(number, task, traces, **more):
 
 
 def with_tools(task):
-    """A tool, a sub-agent with a conversation of its own, and a limit of length."""
+    """A tool, a sub-agent with its own conversation, and a limit of length."""
     nodes = [
         node(SystemMessage(content="Use add."), ids=[1, 2], tools=[TOOL]),
         node(UserMessage(content="1 + 2?"), 0, [3, 4]),

@@ -2,7 +2,7 @@
 
 Arguments: the checkout, the kind of environment, what it is called, its settings as JSON, the number of episodes.
 Prints, of each episode: what the adapter showed, and the (reward, is over) of both; whether as many episodes at once
-are the same as one by one; and what was told of faults.
+are the same as one by one; and the reported faults.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-checkout, kind, what, settings, count = sys.argv[1:]
+checkout, kind, target, settings, count = sys.argv[1:]
 sys.path.insert(0, checkout)
 
 from lake.errors import TrajlakeError  # noqa: E402
@@ -38,17 +38,17 @@ async def episode(environment: Environment, seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     outcome = await environment.reset(Task(seed=seed))
     truth = outcome.ground_truth
-    said, outcomes = [], [outcome]
+    lines, outcomes = [], [outcome]
     while not outcome.done:
-        said.append(choice(rng, outcome, truth))
-        outcome = await environment.step({"role": "assistant", "content": said[-1]})
+        lines.append(choice(rng, outcome, truth))
+        outcome = await environment.step({"role": "assistant", "content": lines[-1]})
         outcomes.append(outcome)
     await environment.close()
     return {
         "task_id": outcomes[0].task_id,
         "truth": truth,
         "shown": [[message["content"] for message in outcome.messages] for outcome in outcomes],
-        "said": said,
+        "said": lines,
         "valid": [outcome.is_action_valid for outcome in outcomes[1:]],
         "rewards": [outcome.reward for outcome in outcomes[1:]],
         "terminated": outcome.terminated,
@@ -56,44 +56,44 @@ async def episode(environment: Environment, seed: int) -> dict[str, Any]:
     }
 
 
-def textworld(seed: int, said: list[str]) -> list[Any]:
-    """(observation, reward, done) of the package's own class, in a JVM of its own."""
+def textworld(seed: int, lines: list[str]) -> list[Any]:
+    """(observation, reward, done) of the package's own class, in its own JVM."""
     from textworld_express import TextWorldExpressEnv
 
     bare = BARE.get("textworld") or BARE.setdefault("textworld", TextWorldExpressEnv(envStepLimit=10**6))
-    own = {k: v for k, v in SETTINGS.items() if k not in ("split", "max_steps", "show_state")}
+    own_settings = {k: v for k, v in SETTINGS.items() if k not in ("split", "max_steps", "show_state")}
     fold = SETTINGS.get("split", "train")
-    bare.load(gameName=what, gameParams=",".join(f"{k}={int(v)}" for k, v in own.items()))
+    bare.load(gameName=target, gameParams=",".join(f"{k}={int(v)}" for k, v in own_settings.items()))
     worlds = {"train": bare.getValidSeedsTrain, "dev": bare.getValidSeedsDev, "test": bare.getValidSeedsTest}[fold]()
-    found = [(bare.reset(seed=worlds[seed], gameFold=fold)[0], None, False)]
-    for action in said:
+    outcomes = [(bare.reset(seed=worlds[seed], gameFold=fold)[0], None, False)]
+    for action in lines:
         observation, reward, done, _ = bare.step(action)
-        found.append((observation, reward, done))
-    return found
+        outcomes.append((observation, reward, done))
+    return outcomes
 
 
-def reasoning(seed: int, said: list[str]) -> list[Any]:
+def reasoning(seed: int, lines: list[str]) -> list[Any]:
     """(question, score, True) of the package's own data set."""
     import reasoning_gym
     from reasoning_gym.utils import extract_answer
 
-    items = reasoning_gym.create_dataset(what, seed=seed, size=1, **SETTINGS)
-    (answer,) = (extract_answer(text) or text for text in said)
+    items = reasoning_gym.create_dataset(target, seed=seed, size=1, **SETTINGS)
+    (answer,) = (extract_answer(text) or text for text in lines)
     return [(items[0]["question"], None, False), (None, items.score_answer(answer, items[0]), True)]
 
 
-async def openenv(seed: int, said: list[str]) -> list[Any]:
+async def openenv(seed: int, lines: list[str]) -> list[Any]:
     """(observation, reward, done) of the package's own client."""
     from openenv.core.generic_client import GenericEnvClient
 
     async with GenericEnvClient(base_url=NAME.partition(":")[2]) as bare:
         result = await bare.reset(seed=seed)
-        found = [(result.observation["text"], None, False)]
-        for text in said:
+        outcomes = [(result.observation["text"], None, False)]
+        for text in lines:
             if text != "gibberish":
                 result = await bare.step({"number": text})
-                found.append((result.observation["text"], result.reward, result.done))
-    return found
+                outcomes.append((result.observation["text"], result.reward, result.done))
+    return outcomes
 
 
 def served() -> tuple[str, Any]:
@@ -113,10 +113,10 @@ def served() -> tuple[str, Any]:
     return f"http://127.0.0.1:{listening.getsockname()[1]}", server
 
 
-async def directly(seed: int, said: list[str]) -> list[Any]:
+async def directly(seed: int, lines: list[str]) -> list[Any]:
     if kind == "openenv":
-        return await openenv(seed, said)
-    return {"textworld-express": textworld, "reasoning-gym": reasoning}[kind](seed, said)
+        return await openenv(seed, lines)
+    return {"textworld-express": textworld, "reasoning-gym": reasoning}[kind](seed, lines)
 
 
 async def main() -> dict[str, Any]:
@@ -127,18 +127,18 @@ async def main() -> dict[str, Any]:
     return {
         "name": make().name,
         "episodes": alone,
-        "direct": [await directly(seed, one["said"]) for seed, one in zip(seeds[:12], alone, strict=False)],
+        "direct": [await directly(seed, episode["said"]) for seed, episode in zip(seeds[:12], alone, strict=False)],
         "together": list(together) == alone,
-        "told": await told(),
+        "told": await list_faults(),
     }
 
 
-async def told() -> list[str]:
+async def list_faults() -> list[str]:
     """What is said of names and settings that there are not, and of what else each kind refuses."""
     faults = []
-    for name, given in ((f"{kind}:nothing-like-it", {}), (NAME, {"nothing_like_it": 3}), (NAME, {"prompt": 3})):
+    for name, arguments in ((f"{kind}:nothing-like-it", {}), (NAME, {"nothing_like_it": 3}), (NAME, {"prompt": 3})):
         try:
-            await episode(load_environment(name, given)(), 0)
+            await episode(load_environment(name, arguments)(), 0)
             faults.append("")
         except TrajlakeError as error:
             faults.append(str(error))
@@ -161,8 +161,8 @@ async def attack(environment: Any) -> None:
     await environment.reset(Task(seed=0))
     await environment.step({"role": "assistant", "content": answer.format(Path("by_adapter").resolve())})
     reasoning(0, [answer.format(Path("by_package").resolve())])
-    found = [file.name for file in Path().glob("by_*")]
-    raise TrajlakeError(", ".join(found))
+    names = [file.name for file in Path().glob("by_*")]
+    raise TrajlakeError(", ".join(names))
 
 
 async def lose(environment: Any) -> None:
@@ -174,8 +174,8 @@ async def lose(environment: Any) -> None:
 
 BARE: dict[str, Any] = {}
 if kind == "openenv":
-    what, _server = served()
-NAME = f"{kind}:{what}"
+    target, _server = served()
+NAME = f"{kind}:{target}"
 print(json.dumps(asyncio.run(main())))
 if bare := BARE.get("textworld"):
     bare.close()

@@ -20,15 +20,15 @@ from harbor.models.trial.result import TrialResult
 
 def main():
     """Print what is found."""
-    found = {"trajectories": {}, "results": {}}
+    parsed = {"trajectories": {}, "results": {}}
     root = Path(sys.argv[1])
     for path in sorted(root.rglob("trajectory*.json")):
         trajectory = Trajectory.model_validate_json(path.read_text("utf-8"))
-        found["trajectories"][path.relative_to(root).as_posix()] = trajectory.to_json_dict()
+        parsed["trajectories"][path.relative_to(root).as_posix()] = trajectory.to_json_dict()
     for path in sorted(root.rglob("result.json")):
         result = TrialResult.model_validate_json(path.read_text("utf-8"))
-        found["results"][path.relative_to(root).as_posix()] = result.model_dump(mode="json")
-    print(json.dumps(found))
+        parsed["results"][path.relative_to(root).as_posix()] = result.model_dump(mode="json")
+    print(json.dumps(parsed))
 
 
 main()

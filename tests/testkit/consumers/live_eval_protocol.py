@@ -58,15 +58,15 @@ async def rolled_out(hook: RolloutHook, model: str) -> list[EvaluationRow]:
 
 def main() -> None:
     """Print what is found."""
-    found = {}
+    printed_rows = {}
     with lake.recorder(lake_folder, run="agent", spool=spool) as recorder:
         hook = RolloutHook(recorder)
         for model in ("policy", "flaky", "error-500"):
             rows = asyncio.run(rolled_out(hook, model))
-            found[model] = [row.model_dump(mode="json", exclude_none=True) for row in rows]
+            printed_rows[model] = [row.model_dump(mode="json", exclude_none=True) for row in rows]
         recorder.flush()
         stats = recorder.stats()
-    print(json.dumps({"rows": found, "delivered": stats.delivered, "troubles": stats.troubles}))
+    print(json.dumps({"rows": printed_rows, "delivered": stats.delivered, "troubles": stats.troubles}))
 
 
 main()

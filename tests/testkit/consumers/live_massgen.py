@@ -33,7 +33,7 @@ async def alone(recorder: Any) -> list[str]:
     return [repr(chunk) async for chunk in agent("alone", recorder).chat([{"role": "user", "content": QUESTION}])]
 
 
-async def left(recorder: Any) -> None:
+async def leave_early(recorder: Any) -> None:
     """An agent whose stream is left after its first chunk."""
     stream = agent("left", recorder).chat([{"role": "user", "content": QUESTION}])
     await stream.__anext__()
@@ -41,8 +41,8 @@ async def left(recorder: Any) -> None:
 
 
 with lake.recorder(lake_folder, run="team-v1", spool=spool) as recorder:
-    said = asyncio.run(names["ask"](QUESTION, recorder))
-    streams = [asyncio.run(alone(one)) for one in (None, recorder)]
-    asyncio.run(left(recorder))
+    answer = asyncio.run(names["ask"](QUESTION, recorder))
+    streams = [asyncio.run(alone(recorder_used)) for recorder_used in (None, recorder)]
+    asyncio.run(leave_early(recorder))
     recorder.flush()
-    print(json.dumps({"team": said, "streams": streams, "troubles": recorder.stats().troubles}))
+    print(json.dumps({"team": answer, "streams": streams, "troubles": recorder.stats().troubles}))

@@ -22,11 +22,11 @@ class Told(Observation):  # type: ignore[misc]
 class Guessing(Environment):  # type: ignore[misc]
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **more: Any) -> Told:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Told:
         self.number, self.left = random.Random(seed).randrange(10), 4
         return Told(text=f"Guess a number below 10; I like {random.Random(seed).randrange(10**6)}.")
 
-    def step(self, action: Guess, timeout_s: float | None = None, **more: Any) -> Told:
+    def step(self, action: Guess, timeout_s: float | None = None, **options: Any) -> Told:
         self.left -= 1
         is_right = action.number == self.number
         text = "right" if is_right else "too high" if action.number > self.number else "too low"

@@ -12,7 +12,7 @@ from inspect_scout import transcripts_from
 from inspect_scout._transcript.types import TranscriptContent
 
 
-async def found(location):
+async def read_transcripts(location):
     """Each transcript by its id, and how many an own column leaves."""
     everything = TranscriptContent(messages="all", events="all")
     read = {}
@@ -25,4 +25,4 @@ async def found(location):
     return {"transcripts": read, "good": good}
 
 
-print(json.dumps(asyncio.run(found(sys.argv[1]))))
+print(json.dumps(asyncio.run(read_transcripts(sys.argv[1]))))

@@ -27,12 +27,14 @@ TRAINERS = {
 
 def tokenizer():
     """Characters as tokens."""
-    vocabulary = {character: place for place, character in enumerate(["<pad>", "<eos>", *map(chr, range(32, 127))])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    found = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="?")
-    found.chat_template = TEMPLATE
-    return found
+    vocabulary = {character: index for index, character in enumerate(["<pad>", "<eos>", *map(chr, range(32, 127))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    fast_tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="?"
+    )
+    fast_tokenizer.chat_template = TEMPLATE
+    return fast_tokenizer
 
 
 def loss(name, rows, words):
@@ -40,21 +42,21 @@ def loss(name, rows, words):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(words), num_key_value_heads=2, **sizes)).save_pretrained("model")
     trainer, config = TRAINERS[name]
-    given = config(
+    settings = config(
         output_dir=name, max_steps=1, per_device_train_batch_size=2, use_cpu=True, report_to=[], disable_tqdm=True,
         bf16=False, gradient_checkpointing=False,
     )  # fmt: skip
-    return trainer("model", args=given, train_dataset=rows, processing_class=words).train().training_loss
+    return trainer("model", args=settings, train_dataset=rows, processing_class=words).train().training_loss
 
 
-def told(name, folder, words):
+def measure_folder(name, folder, words):
     """What is found in a folder."""
     kind = "parquet" if name.endswith("-parquet") else "json"
     shape = name.removesuffix("-parquet")
     paths = [str(path) for path in sorted(folder.glob("0*"))]
     rows = load_dataset(kind, data_files=paths, split="train", cache_dir="cache")
     chats = [maybe_extract_prompt(row) for row in rows]
-    found = {
+    figures = {
         "columns": rows.column_names,
         "features": {column: str(feature) for column, feature in rows.features.items()},
         "rows": list(rows),
@@ -63,14 +65,14 @@ def told(name, folder, words):
         "loss": loss(shape, rows, words),
     }
     if shape == "preference":
-        found["labels"] = unpair_preference_dataset(rows.select_columns(["prompt", "chosen", "rejected"]))["label"][:]
-    return found
+        figures["labels"] = unpair_preference_dataset(rows.select_columns(["prompt", "chosen", "rejected"]))["label"][:]
+    return figures
 
 
 def main():
     """Print what is found."""
     words = tokenizer()
-    print(json.dumps({path.name: told(path.name, path, words) for path in map(Path, sys.argv[1:])}))
+    print(json.dumps({path.name: measure_folder(path.name, path, words) for path in map(Path, sys.argv[1:])}))
 
 
 main()

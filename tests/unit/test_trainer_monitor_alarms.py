@@ -1,0 +1,63 @@
+"""Alarms: when they begin, when they are silent, what they say about data."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lake.read.snapshot import Snapshot
+from trainer.config import AlarmConfig
+from trainer.data.selection import TrainingSelection
+from trainer.monitor import Alarms, find_data_alarms
+
+
+def test_an_alarm_is_told_once_until_it_has_recovered() -> None:
+    alarms = Alarms(AlarmConfig(entropy=0.1, entropy_share=None))
+    messages = [alarms.check({"entropy": value}) for value in (1.0, 0.05, 0.04, 0.5, 0.05)]
+    assert [len(sentences) for sentences in messages] == [0, 1, 0, 0, 1]
+    assert "entropy 0.05 nats, below 0.1" in messages[1][0]
+    assert alarms.active == {"entropy"}
+
+
+def test_entropy_is_compared_with_the_first_update() -> None:
+    alarms = Alarms(AlarmConfig(entropy=None, entropy_share=0.5))
+    assert alarms.check({"entropy": 2.0}) == []
+    assert alarms.check({"entropy": 1.01}) == []
+    assert len(alarms.check({"entropy": 0.99})) == 1
+
+
+def test_of_two_floors_the_higher_one_counts() -> None:
+    for floor, share in ((0.1, 0.5), (1.0, 0.05)):
+        alarms = Alarms(AlarmConfig(entropy=floor, entropy_share=share))
+        assert alarms.check({"entropy": 2.0}) == []
+        assert len(alarms.check({"entropy": 0.5})) == 1
+
+
+def test_any_effective_sample_size_is_looked_at() -> None:
+    alarms = Alarms(AlarmConfig(effective_sample_size=0.2))
+    first_alarms = alarms.check({"ratio_ess": 0.1, "weight_ess": 0.3, "loss": 0.0})
+    assert len(first_alarms) == 1
+    assert first_alarms[0].startswith("ratio_ess 0.1, below 0.2")
+
+
+def test_none_switches_an_alarm_off() -> None:
+    alarms = Alarms(AlarmConfig(entropy=None, entropy_share=None, effective_sample_size=None))
+    assert alarms.check({"entropy": 0.0, "ratio_ess": 0.0}) == []
+
+
+def test_losses_without_entropy_raise_no_alarm() -> None:
+    assert Alarms(AlarmConfig()).check({"loss": 1.0}) == []
+
+
+@pytest.mark.parametrize(("dead", "expected"), [(9, 1), (8, 0), (0, 0)])
+def test_dead_groups_are_told_before_the_first_update(dead: int, expected: int) -> None:
+    selection = cast("TrainingSelection", SimpleNamespace(groups=10, dead_groups=dead, source=None))
+    nothing = cast("Snapshot", None)
+    alarms_found = find_data_alarms(AlarmConfig(dead_groups=0.8), nothing, selection)
+    assert len(alarms_found) == expected
+    assert all(f"{dead} of 10 groups are dead" in sentence for sentence in alarms_found)
+
+
+def test_a_run_without_advantages_has_no_groups() -> None:
+    selection = cast("Any", SimpleNamespace(groups=None, dead_groups=None, source=None))
+    assert find_data_alarms(AlarmConfig(), cast("Snapshot", None), selection) == []
