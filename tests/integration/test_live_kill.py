@@ -136,7 +136,8 @@ def test_a_spool_that_alone_fills_its_disk_makes_room_by_delivering(tmp_path: Pa
         recorder = lake.recorder(tmp_path / "lake", run="agent", spool=small / "spool", batch_seconds=0.05)
         for number in range(100):
             agent(recorder, number)
-        assert recorder.flush(60) or recorder.flush(60)
+        # A flush that finds the disk still full fails, and delivers what it can: a later one succeeds.
+        assert any(recorder.flush(60) for _ in range(20))
         assert recorder.close(60)
     assert delivered(tmp_path) == list(range(100))
 
