@@ -38,10 +38,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import lake  # noqa: E402
 from pipelines.collect.engines import Sampling  # noqa: E402
 from pipelines.collect.environments.house import list_vocabulary  # noqa: E402
-from pipelines.collect.factory import PlayerOptions, build_player  # noqa: E402
-from pipelines.collect.manager.rounds import RunSettings  # noqa: E402
+from pipelines.collect.factory import build_player  # noqa: E402
 from pipelines.collect.manager.run import Collection, collect  # noqa: E402
-from pipelines.collect.manager.scheduler import RolloutLimits  # noqa: E402
+from pipelines.collect.settings import PlayerOptions, RolloutLimits, RunSettings  # noqa: E402
 from pipelines.collect.tasks import list_seed_tasks  # noqa: E402
 
 Call = tuple[list[int], int]

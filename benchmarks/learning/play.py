@@ -4,10 +4,9 @@ from pathlib import Path
 
 from benchmarks.learning.settings import Game, Settings
 from lake.lake import Lake
-from pipelines.collect.factory import PlayedWeights, PlayerOptions, build_player, describe_options
-from pipelines.collect.manager.rounds import RunSettings
+from pipelines.collect.factory import PlayedWeights, build_player, describe_options
 from pipelines.collect.manager.run import Collection, collect
-from pipelines.collect.manager.scheduler import RolloutLimits
+from pipelines.collect.settings import PlayerOptions, RolloutLimits, RunSettings
 from pipelines.collect.tasks import list_seed_tasks
 from trainer.runs.offline import make_deterministic
 

@@ -205,10 +205,11 @@ def collect(
     from lake.settings import parse_pairs
     from pipelines.collect.agents.loading import load_agent_tasks
     from pipelines.collect.environments.loading import read_system_prompt
-    from pipelines.collect.factory import PROMPTS, build_player, describe_options, load_record_filter
+    from pipelines.collect.factory import build_player, describe_options, load_record_filter
     from pipelines.collect.manager.run import Collection, collect_with_ray
     from pipelines.collect.manager.run import collect as collect_here
-    from pipelines.collect.tasks import build_task_set
+    from pipelines.collect.settings import PROMPTS
+    from pipelines.collect.tasks import build_task_set, load_tasks
 
     flags["env_args"] = parse_pairs(flags["env_args"])
     flags["system_prompt"] = flags["system_prompt"] and read_system_prompt(flags["system_prompt"])
@@ -220,7 +221,7 @@ def collect(
         agent_set = load_agent_tasks(options.agent, python=options.agent_python)
     else:
         agent_set = None
-    tasks = config.task_set(are_shown=options.env == PROMPTS) if agent_set is None else build_task_set(agent_set)
+    tasks = load_tasks(config, are_shown=options.env == PROMPTS) if agent_set is None else build_task_set(agent_set)
     if options.agent is not None:
         tasks = _select_addressable(tasks)
     _print_rejected(tasks)

@@ -4,13 +4,10 @@ Options are plain values, so that job parameters can store them and other proces
 not options: they come from the environment variable TRAJLAKE_ENGINE_KEY.
 """
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-from pydantic import BaseModel, Field, field_validator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lake.errors import UsageError
 from lake.formats.base.secrets import REDACTED, is_secret_name, redact
@@ -18,7 +15,6 @@ from lake.live.owners import spool_root
 from lake.records import EpisodeRecord
 from lake.storage.atomic import read_unreplaced
 from pipelines.collect import user_code
-from pipelines.collect.engines import Sampling
 from pipelines.collect.engines.chat import ChatEndpoint, ChatOptions, ChatPolicy
 from pipelines.collect.engines.find import KEY, connect_engine, detect_api, list_folders, require_model
 from pipelines.collect.engines.http import parse_address
@@ -29,19 +25,18 @@ from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.players import Player
 from pipelines.collect.policies import PolicyClient
 from pipelines.collect.policies.engine_policy import EnginePolicy, EnginePolicyOptions
-from pipelines.collect.policies.rendering import ToolFormat, read_token_ids
+from pipelines.collect.policies.rendering import read_token_ids
 from pipelines.collect.policies.transformers_policy import (
     LockStepClient,
     SamplingConfig,
     TransformersPolicy,
     compile_grammar,
 )
+from pipelines.collect.settings import PROMPTS, PlayerOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PROMPTS = "prompts"
-"""Name of the environment for tasks that are a single prompt."""
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Never download files or run code of a model's folder."""
 _AGENT_CALL_SECONDS = 600.0
@@ -50,70 +45,6 @@ _AGENT_CALL_SECONDS = 600.0
 
 _NOT_OF_OPENAI = {"top_k", "min_p"}
 """Sampling options that OpenAI clients have no argument for."""
-
-
-class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
-    """Options of a player."""
-
-    env: str | None = None
-    """Environment, as `environments.loading` reads it."""
-    env_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the environment."""
-    system_prompt: str | None = None
-    """System prompt before the environment's messages."""
-    agent: str | None = None
-    """Agent, instead of an environment."""
-    agent_python: str | None = None
-    """Python of the environment that has verifiers."""
-    engines: tuple[str, ...] = ()
-    """Base URLs of engines; none: the model plays in this process."""
-    api: Literal["auto", "vllm", "sglang", "chat"] = "auto"
-    """API of the engines; auto detects it."""
-    model: str | None = None
-    """Folder of the model, whose tokenizer the engines use; for chat endpoints and agents, the model's name."""
-    tokenizer: str | None = None
-    """Folder of the tokenizer, if it is not the model's."""
-    policy: str | None = None
-    """Policy name stored as `episodes.policy`. None: the model's name with a digest of its weights."""
-    sampling: Sampling = Sampling()
-    """How actions are sampled."""
-    answer_schema: dict[str, Any] | None = None
-    """JSON schema of every answer, or the file that holds it. The engine enforces it, or in this process llguidance
-    (trajlake[schema])."""
-    adapter: str | None = None
-    """LoRA adapter of the engines."""
-    tool_format: ToolFormat = "auto"
-    """Format of the model's tool calls; auto: that of its chat template."""
-    requests_per_second: float | None = Field(default=None, gt=0)
-    """Limit of all calls to engines."""
-    tokens_per_second: float | None = Field(default=None, gt=0)
-    """Limit of the tokens of these calls, prompts and answers."""
-    parallel_calls: int = Field(default=256, ge=1)
-    """Maximum concurrent calls of one engine."""
-    step_seconds: float | None = Field(default=None, gt=0)
-    """Timeout of one environment step or reset, in seconds."""
-    call_seconds: float | None = Field(default=None, gt=0)
-    """Timeout of one policy call, in seconds."""
-    max_steps: int | None = Field(default=None, ge=1)
-    """Maximum decisions of a rollout; None: the environment decides."""
-
-    @field_validator("answer_schema", mode="before")
-    @classmethod
-    def _read_schema(cls, schema: Any) -> Any:
-        """Read the schema if it is a file. Raises ValueError: the file is not a schema."""
-        if not isinstance(schema, str):
-            return schema
-        try:
-            schema_in_file = json.loads(Path(schema).read_text("utf-8"))
-        except OSError as error:
-            raise ValueError(f"{schema}: {error.strerror}; valid: the file of a JSON schema") from error
-        except ValueError as error:
-            raise ValueError(f"{schema} is not JSON: {error}") from error
-        if not isinstance(schema_in_file, dict):
-            raise ValueError(  # noqa: TRY004 - pydantic turns no TypeError into a fault
-                f"{schema} holds {type(schema_in_file).__name__}; valid: a JSON schema, which is an object"
-            )
-        return schema_in_file
 
 
 class PlayedWeights(NamedTuple):

@@ -1,16 +1,122 @@
 """The settings of a collection: the section [collect] of a settings file, and what [loop.collect] shares with it."""
 
+import json
+import re
 from collections.abc import Mapping
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import msgspec
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
+from lake.errors import UsageError
 from lake.settings import FrozenModel
-from pipelines.collect.factory import PROMPTS, PlayerOptions
-from pipelines.collect.manager.rounds import Keep, RunSettings
-from pipelines.collect.manager.scheduler import RolloutLimits
-from pipelines.collect.tasks import TaskSet, list_seed_tasks, read_tasks
+from pipelines.collect.engines import Sampling
+
+PROMPTS = "prompts"
+"""Name of the environment for tasks that are a single prompt."""
+ToolFormat = Literal["auto", "hermes", "llama", "none"]
+Keep = Literal["all", "first", "best"]
+
+
+class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
+    """Options of a player."""
+
+    env: str | None = None
+    """Environment, as `environments.loading` reads it."""
+    env_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment."""
+    system_prompt: str | None = None
+    """System prompt before the environment's messages."""
+    agent: str | None = None
+    """Agent, instead of an environment."""
+    agent_python: str | None = None
+    """Python of the environment that has verifiers."""
+    engines: tuple[str, ...] = ()
+    """Base URLs of engines; none: the model plays in this process."""
+    api: Literal["auto", "vllm", "sglang", "chat"] = "auto"
+    """API of the engines; auto detects it."""
+    model: str | None = None
+    """Folder of the model, whose tokenizer the engines use; for chat endpoints and agents, the model's name."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer, if it is not the model's."""
+    policy: str | None = None
+    """Policy name stored as `episodes.policy`. None: the model's name with a digest of its weights."""
+    sampling: Sampling = Sampling()
+    """How actions are sampled."""
+    answer_schema: dict[str, Any] | None = None
+    """JSON schema of every answer, or the file that holds it. The engine enforces it, or in this process llguidance
+    (trajlake[schema])."""
+    adapter: str | None = None
+    """LoRA adapter of the engines."""
+    tool_format: ToolFormat = "auto"
+    """Format of the model's tool calls; auto: that of its chat template."""
+    requests_per_second: float | None = Field(default=None, gt=0)
+    """Limit of all calls to engines."""
+    tokens_per_second: float | None = Field(default=None, gt=0)
+    """Limit of the tokens of these calls, prompts and answers."""
+    parallel_calls: int = Field(default=256, ge=1)
+    """Maximum concurrent calls of one engine."""
+    step_seconds: float | None = Field(default=None, gt=0)
+    """Timeout of one environment step or reset, in seconds."""
+    call_seconds: float | None = Field(default=None, gt=0)
+    """Timeout of one policy call, in seconds."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Maximum decisions of a rollout; None: the environment decides."""
+
+    @field_validator("answer_schema", mode="before")
+    @classmethod
+    def _read_schema(cls, schema: Any) -> Any:
+        """Read the schema if it is a file. Raises ValueError: the file is not a schema."""
+        if not isinstance(schema, str):
+            return schema
+        try:
+            schema_in_file = json.loads(Path(schema).read_text("utf-8"))
+        except OSError as error:
+            raise ValueError(f"{schema}: {error.strerror}; valid: the file of a JSON schema") from error
+        except ValueError as error:
+            raise ValueError(f"{schema} is not JSON: {error}") from error
+        if not isinstance(schema_in_file, dict):
+            raise ValueError(  # noqa: TRY004 - pydantic turns no TypeError into a fault
+                f"{schema} holds {type(schema_in_file).__name__}; valid: a JSON schema, which is an object"
+            )
+        return schema_in_file
+
+
+_RUN = re.compile(r"[^\W_][\w.+=:@-]*")
+"""Names of runs are used in paths of files and addresses."""
+_LONGEST_RUN = 128
+
+
+class RolloutLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of how rollouts are played."""
+
+    keep: Keep = "all"
+    carry_over: bool = False
+    parallel: int = 256
+    retries: int = 1
+    episode_seconds: float | None = None
+    grace: float = 60.0
+    """Seconds that rollouts may continue after the first Ctrl-C."""
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Run name, sizes and seed of the rounds to plan."""
+
+    run: str
+    groups: int
+    group_size: int
+    oversample: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not _RUN.fullmatch(self.run) or len(self.run.encode()) > _LONGEST_RUN:
+            from lake.read.episode_text import make_printable  # it brings Polars
+
+            raise UsageError(
+                f"invalid --run {make_printable(self.run)!r}; valid: up to {_LONGEST_RUN} bytes of letters, "
+                "digits and . _ - + = : @, beginning with a letter or a digit"
+            )
 
 
 class TaskConfig(FrozenModel):
@@ -22,12 +128,6 @@ class TaskConfig(FrozenModel):
     """First seed."""
     tasks: int = Field(10_000, ge=1)
     """Number of seeds."""
-
-    def task_set(self, *, are_shown: bool) -> TaskSet:
-        """Return the tasks; `are_shown`: they are prompts for the policy. Raises FormatError: the file has no task."""
-        if self.prompts is None:
-            return list_seed_tasks(self.first_seed, self.tasks)
-        return read_tasks(self.prompts, are_shown=are_shown)
 
 
 class RoundConfig(TaskConfig):

@@ -17,6 +17,7 @@ from lake.formats.base.rows import ShapeError
 from lake.formats.chat.messages import check_message
 from lake.records import Json, printable
 from pipelines.collect.environments import Task
+from pipelines.collect.settings import TaskConfig
 
 _KNOWN = frozenset(("name", "prompt", "messages", "ground_truth", "seed"))
 """Columns with a meaning here; others go to `Task.data`."""
@@ -38,6 +39,16 @@ def list_seed_tasks(first: int, count: int) -> TaskSet:
     return TaskSet(
         [Task(seed=seed) for seed in range(first, first + count)], ids.key_hash("list_seed_tasks", first, count)
     )
+
+
+def load_tasks(config: TaskConfig, *, are_shown: bool) -> TaskSet:
+    """Return the tasks of a setting; `are_shown`: they are prompts for the policy.
+
+    Raises FormatError: the file has no task.
+    """
+    if config.prompts is None:
+        return list_seed_tasks(config.first_seed, config.tasks)
+    return read_tasks(config.prompts, are_shown=are_shown)
 
 
 def read_tasks(path: str | Path, *, are_shown: bool = False) -> TaskSet:

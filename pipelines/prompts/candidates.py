@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, Field, model_validator
 
 from lake import ids
 from lake.errors import UsageError
@@ -37,14 +36,14 @@ from pipelines.collect.engines.chat import ChatEndpoint, ChatOptions, ChatPolicy
 from pipelines.collect.engines.pool import ServerPool
 from pipelines.collect.environments import Task
 from pipelines.collect.environments.loading import Prompt, read_system_prompt
-from pipelines.collect.factory import LoadModel, PlayerOptions, build_player, describe_options, load_model
-from pipelines.collect.manager.rounds import RunSettings
+from pipelines.collect.factory import LoadModel, build_player, describe_options, load_model
 from pipelines.collect.manager.run import Collection, collect
-from pipelines.collect.manager.scheduler import RolloutLimits
 from pipelines.collect.model_folder import name_policy
 from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.players import Player
+from pipelines.collect.settings import PlayerOptions, RolloutLimits, RunSettings
 from pipelines.collect.tasks import TaskSet, build_task_set
+from pipelines.prompts.settings import ReflectionConfig
 from pipelines.score.scoring import ScoringConfig, score_rollouts
 
 REFLECT_KEY = "TRAJLAKE_REFLECT_KEY"
@@ -204,32 +203,6 @@ def compare_candidates(
     shared = sorted((candidate.returns.keys() & baseline.returns.keys()) - set(without))
     pairs = [(candidate.returns[start], baseline.returns[start]) for start in shared]
     return compare_paired(np.array(pairs, np.float64).reshape(-1, 2), seed=seed)
-
-
-class ReflectionConfig(BaseModel, frozen=True, extra="forbid"):
-    """The reflecting endpoint, and the size of its requests and answers."""
-
-    url: str
-    """Address of the endpoint, which has the OpenAI API."""
-    model: str
-    """Name of the model at the endpoint."""
-    temperature: float = Field(default=1.0, ge=0)
-    """Sampling temperature of its answers."""
-    max_tokens: int = Field(default=2048, ge=1)
-    """Maximum number of tokens of an answer."""
-    contrasts: int = Field(default=2, ge=1)
-    """Number of pairs of a better and a worse attempt in a request."""
-    budget: int = Field(default=16_000, ge=1000)
-    """Maximum number of characters of all transcripts of a request."""
-    longest: int = Field(default=4000, ge=1)
-    """Maximum number of characters of a proposed prompt."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _require_model(cls, settings: Any) -> Any:
-        if isinstance(settings, Mapping) and "url" in settings and "model" not in settings:
-            raise ValueError("--reflect needs the model name at the endpoint: --set reflection.model=NAME")
-        return settings
 
 
 @dataclass(frozen=True, slots=True)

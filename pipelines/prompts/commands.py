@@ -167,7 +167,7 @@ def _read_scoring(config: "PromptsConfig") -> "tuple[ScoringConfig, str]":
 
 def _read_plan(config: "PromptsConfig", first: str, user_candidates: tuple[str, ...]) -> "SearchPlan":
     """Return the plan of the search. Raises UsageError: no environment, or invalid prompts or starts."""
-    from pipelines.collect.manager.rounds import RunSettings
+    from pipelines.collect.settings import RunSettings
     from pipelines.prompts.candidates import Candidate, read_prompt_option
     from pipelines.prompts.search import SearchPlan
 

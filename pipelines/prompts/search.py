@@ -31,7 +31,6 @@ from pipelines.prompts.candidates import (
     Arena,
     Candidate,
     ReflectionAnswer,
-    ReflectionConfig,
     Standing,
     compare_candidates,
     rank_candidates,
@@ -39,6 +38,7 @@ from pipelines.prompts.candidates import (
     read_candidate_returns,
 )
 from pipelines.prompts.reflection import NoProposalError, build_reflection_messages, read_answer, read_contrasts
+from pipelines.prompts.settings import ReflectionConfig
 
 KIND = "prompts"
 SearchStage = Literal["round", "held_out"]

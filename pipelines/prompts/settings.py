@@ -1,13 +1,38 @@
 """The settings of `trajlake prompts`: the section [prompts] of a settings file."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from lake.settings import FrozenModel
-from pipelines.collect.factory import PlayerOptions
-from pipelines.collect.manager.scheduler import RolloutLimits
-from pipelines.prompts.candidates import ReflectionConfig
+from pipelines.collect.settings import PlayerOptions, RolloutLimits
+
+
+class ReflectionConfig(BaseModel, frozen=True, extra="forbid"):
+    """The reflecting endpoint, and the size of its requests and answers."""
+
+    url: str
+    """Address of the endpoint, which has the OpenAI API."""
+    model: str
+    """Name of the model at the endpoint."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature of its answers."""
+    max_tokens: int = Field(default=2048, ge=1)
+    """Maximum number of tokens of an answer."""
+    contrasts: int = Field(default=2, ge=1)
+    """Number of pairs of a better and a worse attempt in a request."""
+    budget: int = Field(default=16_000, ge=1000)
+    """Maximum number of characters of all transcripts of a request."""
+    longest: int = Field(default=4000, ge=1)
+    """Maximum number of characters of a proposed prompt."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_model(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping) and "url" in settings and "model" not in settings:
+            raise ValueError("--reflect needs the model name at the endpoint: --set reflection.model=NAME")
+        return settings
 
 
 class PromptsConfig(FrozenModel):

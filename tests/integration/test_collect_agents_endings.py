@@ -16,10 +16,9 @@ from pipelines.collect import tasks
 from pipelines.collect.agents import Client, Result
 from pipelines.collect.engines import EngineError
 from pipelines.collect.environments import Task
-from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.manager.run import Collection, collect
-from pipelines.collect.manager.scheduler import RolloutLimits
 from pipelines.collect.players import EPISODE_TIMEOUT
+from pipelines.collect.settings import RolloutLimits, RunSettings
 from testkit.agent_rollouts import NoLog, fork_proxies, played, player, rollout
 from testkit.commands import Command
 from testkit.engine_server import Engine, engine_server

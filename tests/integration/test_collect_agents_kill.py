@@ -19,9 +19,8 @@ import lake
 from pipelines.collect import tasks
 from pipelines.collect.agents import Client
 from pipelines.collect.environments import Task
-from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.manager.run import Collection, CollectionReport, StoppedError, collect
-from pipelines.collect.manager.scheduler import RolloutLimits
+from pipelines.collect.settings import RolloutLimits, RunSettings
 from testkit.agent_rollouts import fork_proxies, player
 from testkit.commands import Command
 from testkit.engine_server import Engine, Sampled, engine_server

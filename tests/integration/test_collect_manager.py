@@ -32,14 +32,13 @@ from pipelines.collect.environments import Outcome, Task
 from pipelines.collect.environments.games import GameEnvironment, GroupConfig, collect_groups
 from pipelines.collect.environments.house import House, HouseScript
 from pipelines.collect.environments.loading import build_factory
-from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.manager.run import Collection, StoppedError, collect
-from pipelines.collect.manager.scheduler import RolloutLimits
 from pipelines.collect.manager.spool import RolloutSpool
 from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.players import StartError
 from pipelines.collect.policies import Decision, Message, PolicyCard
 from pipelines.collect.policies.transformers_policy import LockStepClient
+from pipelines.collect.settings import RolloutLimits, RunSettings
 from pipelines.credit.estimators import find_estimator
 from pipelines.credit.job import CreditReport, run_credit
 from testkit.copies import empty_lake

@@ -25,9 +25,10 @@ from pipelines.collect.manager.rounds import (
     State,
 )
 from pipelines.collect.manager.rounds import Siblings as RolloutGroup
-from pipelines.collect.manager.scheduler import RolloutLimits, Scheduler
+from pipelines.collect.manager.scheduler import Scheduler
 from pipelines.collect.players import Ending, ReplayError, Rollout, RolloutLog, StepTotals, build_episode
 from pipelines.collect.policies import PolicyCard
+from pipelines.collect.settings import RolloutLimits
 
 FINAL = {State.ENDED, State.LEFT_OUT, State.LOST, State.UNFINISHED}
 MOVES = (

@@ -19,8 +19,9 @@ from pipelines.collect.engines.serve import (
     check_options,
     find_installation,
 )
-from pipelines.collect.factory import PlayerOptions, _name_policy
+from pipelines.collect.factory import _name_policy
 from pipelines.collect.model_folder import compute_weights_digest, name_policy
+from pipelines.collect.settings import PlayerOptions
 from testkit.vllm_stand_in import model_folder, stand_in
 
 

@@ -1,6 +1,7 @@
 """What a job's parameters say of how it was collected: all but keys, passwords and users in addresses."""
 
-from pipelines.collect.factory import PlayerOptions, describe_options
+from pipelines.collect.factory import describe_options
+from pipelines.collect.settings import PlayerOptions
 
 
 def test_a_jobs_parameters_hold_no_secret() -> None:

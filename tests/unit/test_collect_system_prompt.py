@@ -8,7 +8,8 @@ import pytest
 from lake.errors import UsageError
 from pipelines.collect.environments import Outcome, Task
 from pipelines.collect.environments.loading import Prompt, add_system_prompt, read_system_prompt, with_system_prompt
-from pipelines.collect.factory import PlayerOptions, build_player
+from pipelines.collect.factory import build_player
+from pipelines.collect.settings import PlayerOptions
 
 USER = {"role": "user", "content": "Room hall."}
 

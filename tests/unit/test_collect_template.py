@@ -17,11 +17,10 @@ from pipelines.collect.agents import Client, Result
 from pipelines.collect.agents.loading import load_agent
 from pipelines.collect.environments import Task
 from pipelines.collect.environments.loading import load_environment
-from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.manager.run import Collection, collect
-from pipelines.collect.manager.scheduler import RolloutLimits
 from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.policies import Decision, Message, PolicyCard
+from pipelines.collect.settings import RolloutLimits, RunSettings
 from testkit import engine_server as engines
 
 

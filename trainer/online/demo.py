@@ -31,8 +31,8 @@ from lake.lake import Lake
 from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.engines import Sampling
 from pipelines.collect.environments.house import House, HouseScript, list_vocabulary
-from pipelines.collect.factory import PlayerOptions
 from pipelines.collect.manager.run import StoppedError
+from pipelines.collect.settings import PlayerOptions
 from trainer.config import ScheduleConfig, TrainConfig
 from trainer.losses.ppo import PPO
 from trainer.losses.sft import SFT

@@ -24,18 +24,13 @@ from lake.read.text_table import count_noun
 from lake.read.training import name_evaluation_run, round_predicate
 from pipelines.collect.environments.games import TextGame, play
 from pipelines.collect.environments.loading import load_house
-from pipelines.collect.factory import (
-    PlayedWeights,
-    PlayerOptions,
-    build_local_policy,
-    build_player,
-    describe_options,
-)
-from pipelines.collect.manager.rounds import RunSettings, describe_total_failure, find_next_round
+from pipelines.collect.factory import PlayedWeights, build_local_policy, build_player, describe_options
+from pipelines.collect.manager.rounds import describe_total_failure, find_next_round
 from pipelines.collect.manager.run import Collection, build_best_selection, collect, open_job, write_counts
-from pipelines.collect.manager.scheduler import RolloutCounts, RolloutLimits
+from pipelines.collect.manager.scheduler import RolloutCounts
 from pipelines.collect.players import Rollout, derive_rollout_seed
-from pipelines.collect.tasks import TaskSet
+from pipelines.collect.settings import PlayerOptions, RolloutLimits, RunSettings
+from pipelines.collect.tasks import TaskSet, load_tasks
 from pipelines.credit.compare import shuffle_advantages
 from pipelines.credit.job import choose_step_source, run_credit
 from pipelines.select import Selection, SelectReport, Status, run_select
@@ -72,8 +67,8 @@ class Rollouts:
         self._lake, self._run, self._config = lake, run, config
         self._tokenizer, self._say, self._progress = tokenizer, say, progress
         collecting, evaluation = config.loop.collect, config.loop.evaluation
-        self._tasks = collecting.task_set(are_shown=config.shows_prompts)
-        self._held_out = None if evaluation is None else evaluation.task_set(are_shown=config.shows_prompts)
+        self._tasks = load_tasks(collecting, are_shown=config.shows_prompts)
+        self._held_out = None if evaluation is None else load_tasks(evaluation, are_shown=config.shows_prompts)
 
     @property
     def evaluation_run(self) -> str:

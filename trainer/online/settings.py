@@ -28,10 +28,9 @@ from pipelines.collect.agents.loading import load_agent
 from pipelines.collect.engines.http import parse_address
 from pipelines.collect.engines.serve import Device, EngineDtype
 from pipelines.collect.environments.loading import load_environment
-from pipelines.collect.factory import PROMPTS
-from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.policies.transformers_policy import compile_grammar
-from pipelines.collect.settings import RoundConfig, TaskConfig
+from pipelines.collect.settings import PROMPTS, RoundConfig, RunSettings, TaskConfig
+from pipelines.collect.tasks import load_tasks
 from pipelines.credit.estimators import find_estimator, needs_siblings, suggest_for_lone_episodes
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.score.rewards import load_reward
@@ -335,9 +334,9 @@ def check_loop(config: OnlineConfig, *, ranks: int = 1) -> None:
     for url in loop.collect.player.engines:
         parse_address(url)
     _check_scores(loop)
-    loop.collect.task_set(are_shown=config.shows_prompts)
+    load_tasks(loop.collect, are_shown=config.shows_prompts)
     if loop.evaluation is not None:
-        loop.evaluation.task_set(are_shown=config.shows_prompts)
+        load_tasks(loop.evaluation, are_shown=config.shows_prompts)
     _check_played(loop)
 
 

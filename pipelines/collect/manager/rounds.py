@@ -7,7 +7,6 @@ Siblings, the rollouts of one task in one round, must start with equal messages;
 With oversampling, the first that finish are kept (`keep` is first), or all until a selection picks the best.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
@@ -26,6 +25,7 @@ from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.collect.environments import Task
 from pipelines.collect.players import EPISODE_TIMEOUT, SURPLUS, Ending, StartError, StepTotals
+from pipelines.collect.settings import Keep, RunSettings
 from pipelines.collect.tasks import Cursor, TaskSet, advance_cursor, take_tasks
 
 KIND = "collect"
@@ -41,10 +41,6 @@ STOPPED = "stopped"
 
 UNOPENED = ""
 """`environment` of rollouts whose environment did not start."""
-
-_RUN = re.compile(r"[^\W_][\w.+=:@-]*")
-"""Names of runs are used in paths of files and addresses."""
-_LONGEST_RUN = 128
 
 
 class Group(NamedTuple):
@@ -98,23 +94,6 @@ class NextRound(msgspec.Struct, frozen=True):
     plan: RoundPlan
     job_id: int | None
     """Job of an earlier process that did not finish the round."""
-
-
-class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Run name, sizes and seed of the rounds to plan."""
-
-    run: str
-    groups: int
-    group_size: int
-    oversample: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not _RUN.fullmatch(self.run) or len(self.run.encode()) > _LONGEST_RUN:
-            raise UsageError(
-                f"invalid --run {make_printable(self.run)!r}; valid: up to {_LONGEST_RUN} bytes of letters, "
-                "digits and . _ - + = : @, beginning with a letter or a digit"
-            )
 
 
 _MAY_CHANGE = frozenset(
@@ -422,7 +401,6 @@ TRANSITIONS: dict[tuple[State, Event], tuple[State, Action]] = {
 """(state, event) -> (next state, action). No other pair is legal: looking it up raises KeyError."""
 
 
-Keep = Literal["all", "first", "best"]
 FINISHED = ("completed", "truncated")
 """`status` of rollouts that were played to their end."""
 

@@ -35,20 +35,20 @@ from lake.records import EpisodeRecord
 from lake.write.jobs import Job
 from pipelines.collect.engines import EngineGoneError
 from pipelines.collect.environments import Task
-from pipelines.collect.factory import PlayerOptions, build_player, load_record_filter
+from pipelines.collect.factory import build_player, load_record_filter
 from pipelines.collect.manager.rounds import (
     KIND,
     NextRound,
     RoundPlan,
-    RunSettings,
     find_next_round,
     read_attempts,
     read_starts,
     retract_broken,
 )
-from pipelines.collect.manager.scheduler import RolloutCounts, RolloutLimits, Scheduler
+from pipelines.collect.manager.scheduler import RolloutCounts, Scheduler
 from pipelines.collect.manager.spool import FolderLock, RolloutSpool
 from pipelines.collect.players import Player, StartError
+from pipelines.collect.settings import PlayerOptions, RolloutLimits, RunSettings
 from pipelines.collect.tasks import TaskSet
 from pipelines.select import Selection, Status, TopQ, run_select
 

@@ -29,7 +29,6 @@ from pipelines.collect.manager.rounds import (
     Event,
     Group,
     GroupStart,
-    Keep,
     OpenRollout,
     RecordedAttempt,
     RoundPlan,
@@ -52,6 +51,7 @@ from pipelines.collect.players import (
     derive_rollout_seed,
 )
 from pipelines.collect.policies import PolicyCard
+from pipelines.collect.settings import RolloutLimits
 from pipelines.collect.user_code import FAULTS, is_cancellation
 
 
@@ -156,18 +156,6 @@ _EVENTS: tuple[tuple[type[BaseException], Event | None], ...] = (
     (BaseException, Event.ERROR),
 )
 """What the first class that fits an exception of a player means. None: it ends all rollouts, as a missing package."""
-
-
-class RolloutLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of how rollouts are played."""
-
-    keep: Keep = "all"
-    carry_over: bool = False
-    parallel: int = 256
-    retries: int = 1
-    episode_seconds: float | None = None
-    grace: float = 60.0
-    """Seconds that rollouts may continue after the first Ctrl-C."""
 
 
 class Scheduler:

@@ -28,13 +28,8 @@ from lake.errors import DataRefusedError, UsageError
 from lake.records import TokensRecord
 from pipelines.collect.engines import EngineCard, EngineGoneError, Generation, Request, Sampling
 from pipelines.collect.policies import Decision, Message, PolicyCard
-from pipelines.collect.policies.rendering import (
-    ContextRenderer,
-    ToolFormat,
-    for_template,
-    parse_answer_text,
-    resolve_tool_format,
-)
+from pipelines.collect.policies.rendering import ContextRenderer, for_template, parse_answer_text, resolve_tool_format
+from pipelines.collect.settings import ToolFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import msgspec
@@ -29,6 +29,7 @@ from lake.errors import DataRefusedError, UsageError
 from lake.formats.chat.messages import decode_arguments, join_text
 from lake.records import printable
 from pipelines.collect.policies import Message
+from pipelines.collect.settings import ToolFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -202,7 +203,6 @@ def read_token_ids(file: Path) -> dict[str, int]:
         return {}
 
 
-ToolFormat = Literal["auto", "hermes", "llama", "none"]
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _HERMES_END, _LLAMA_LEAD = "</tool_call>", "<|python_tag|>"
 _THINKING, _THOUGHT = "<think>", "</think>"
