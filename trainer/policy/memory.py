@@ -54,8 +54,8 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """Return the peak and its parts as text, in GiB."""
-        parts = ("weights", "gradients", "moments", "activations", "workspace")
-        listed = ", ".join(f"{name} {getattr(self, name) / GIB:.1f}" for name in parts)
+        purposes = ("weights", "gradients", "moments", "activations", "workspace")
+        listed = ", ".join(f"{name} {getattr(self, name) / GIB:.1f}" for name in purposes)
         return f"{self.peak / GIB:.1f} GiB ({listed})"
 
 
@@ -93,18 +93,18 @@ def count_kept_bytes(exclude: set[int]) -> Iterator[dict[int, int]]:
     Yields:
         Bytes by storage; each storage counts once, as a whole.
     """
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     storages = []
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in exclude and storage._cdata not in kept:
-            kept[storage._cdata] = storage.nbytes()
+        if storage._cdata not in exclude and storage._cdata not in sizes:
+            sizes[storage._cdata] = storage.nbytes()
             storages.append(storage)  # an address is not used again while its storage lives
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield kept
+        yield sizes
 
 
 def plan_memory(config: TrainConfig, tokens: int, trained: int | None = None) -> MemoryPlan:
@@ -158,9 +158,9 @@ def count_activations(policy: PackedPolicy, kernels: str, tokens: int) -> int:
             for layer in get_layers(model):
                 layer.forward = torch.compile(layer.forward, dynamic=True, backend="aot_eager_decomp_partition")
         ids_BT = torch.zeros(1, tokens, dtype=torch.long, device="meta")
-        with count_kept_bytes({p.untyped_storage()._cdata for p in model.parameters()}) as kept:
+        with count_kept_bytes({p.untyped_storage()._cdata for p in model.parameters()}) as sizes:
             model.base_model(input_ids=ids_BT, position_ids=ids_BT, attention_mask=None, use_cache=False)
-    return sum(kept.values())
+    return sum(sizes.values())
 
 
 def choose_token_budget(config: TrainConfig, memory: int) -> int:
