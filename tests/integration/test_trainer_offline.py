@@ -51,6 +51,7 @@ def test_a_run_leaves_its_lineage(world: tuple[Lake, Path], straight: TrainResul
     assert (job["kind"], job["status"], job["run_id"]) == ("train", "succeeded", "straight")
     counts = json.loads(job["counts"])
     assert counts["weights_sha256"] == straight.weights_sha256
+    assert (counts["attention"], counts["kernels"]) == ("sdpa", "eager")
     assert counts["optimizer_steps"] == straight.optimizer_steps == 8
     batches = lk.sql(
         "SELECT epoch, count(*) AS n, count(DISTINCT episode_id) AS d FROM trained_batches GROUP BY 1 ORDER BY 1"

@@ -298,6 +298,8 @@ class TrainingRun:
             "tokens": plan.tokens,
             "action_tokens": plan.loss_tokens,
             "parameters": self.run.backend.policy.num_parameters,
+            "attention": self.run.backend.policy.attention,
+            "kernels": self.run.backend.policy.kernels,
             **({SPEED: self.tokens / self.seconds} if self.seconds > 0 else {}),
             **drops,
         }
