@@ -24,7 +24,7 @@ ALLOWED = Budgets({"folders": {"unit": 5}, "files": {"unit/test_large.py": 20}})
 
 
 def test_a_file_over_its_budget_is_named_with_both_figures() -> None:
-    (sentence,) = excesses({"unit/test_a.py": 5.1, "unit/test_b.py": 4.9}, ALLOWED, slowness=1.0)
+    ((_, sentence),) = excesses({"unit/test_a.py": 5.1, "unit/test_b.py": 4.9}, ALLOWED, slowness=1.0)
     assert "tests/unit/test_a.py" in sentence
     assert "5.1 CPU seconds" in sentence
     assert "budget is 5," in sentence
@@ -51,14 +51,19 @@ def test_contributing_states_the_budget_of_every_folder() -> None:
         assert f"| `tests/{folder}` | {seconds} |" in table
 
 
-def test_a_run_in_which_a_file_exceeds_its_budget_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_budgets, "budgets", lambda: Budgets({"folders": {"unit": 0}, "files": {}}))
+@pytest.mark.parametrize(
+    ("seconds", "status"), [(7, pytest.ExitCode.OK), (1e6, pytest.ExitCode.TESTS_FAILED)], ids=["over", "far over"]
+)
+def test_a_run_in_which_a_file_far_exceeds_its_budget_fails(
+    seconds: float, status: pytest.ExitCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_budgets, "budgets", lambda: ALLOWED)
     report: Any = file_budgets._Report(SimpleNamespace(getoption=lambda name: None))
-    cost = SimpleNamespace(user_properties=[("cost", (1e6, 1.0))], nodeid="tests/unit/test_a.py::test_b", when="call")
+    cost = SimpleNamespace(user_properties=[("cost", (seconds, 1.0))], nodeid="tests/unit/test_a.py::t", when="call")
     report.pytest_runtest_logreport(cost)
     session = SimpleNamespace(exitstatus=pytest.ExitCode.OK)
     report.pytest_sessionfinish(session)
-    assert session.exitstatus == pytest.ExitCode.TESTS_FAILED
+    assert session.exitstatus == status
 
 
 def test_a_file_pays_for_the_processes_that_it_starts() -> None:
