@@ -39,6 +39,7 @@ from lake.formats import (
     verl,
 )
 from lake.formats.base.format import Format, read_head
+from lake.formats.declaration import load_declaration, load_declared
 from lake.formats.otlp import reader as otlp
 
 FORMATS: dict[str, Format] = {
@@ -68,6 +69,7 @@ FORMATS: dict[str, Format] = {
         nemo_rl.FORMAT,
         prime_rl_tokens.FORMAT,
         art.FORMAT,
+        *load_declared(),
         langfuse.FORMAT,
         openai_agents.FORMAT,
         otlp.FORMAT,
@@ -83,7 +85,7 @@ NAMES = tuple(name for name in FORMATS if name not in (query.NAME, query.FRAME_N
 
 
 def choose_format(path: Path, name: str | None = None) -> Format:
-    """Return the format with a name, or the one that a file looks like.
+    """Return the format with a name, the one of a declaration (`NAME.toml`), or the one that a file looks like.
 
     Raises:
         FormatError: the name is unknown; the file cannot be read, holds no trajectory, or looks like no format.
@@ -93,6 +95,8 @@ def choose_format(path: Path, name: str | None = None) -> Format:
         if (description := fmt.no_trajectory(head)) is not None:
             raise FormatError(f"{path} holds no trajectory: {description}")
     looks_like = next((fmt for fmt in FORMATS.values() if fmt.recognise(head)), None)
+    if name is not None and name.endswith(".toml"):
+        return load_declaration(Path(name))
     named = looks_like if name is None else FORMATS.get(name)
     if named is not None:
         if looks_like is not None and looks_like is not named and not named.recognise(head):
