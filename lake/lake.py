@@ -224,6 +224,7 @@ class Lake:
         batch_size: int = 4096,
         executor: Executor | None = None,
         follow_links: bool = False,
+        is_strict: bool = False,
     ) -> Report:
         """Ingest a file, folder, glob or URI of trajectories; skip present records; invalid ones go to `rejects`.
 
@@ -234,6 +235,7 @@ class Lake:
             batch_size: maximum number of episodes per commit.
             executor: reads files and writes their rows in parts; default: this process.
             follow_links: whether to follow links in a folder to files outside of it.
+            is_strict: whether to refuse records with keys that their reader does not know.
 
         Raises:
             FormatError: the file is missing, empty, of an unknown format, or without trajectories.
@@ -248,6 +250,7 @@ class Lake:
             batch_size=batch_size,
             executor=executor,
             follow_links=follow_links,
+            is_strict=is_strict,
         )
 
     def ingest_frame(self, frame: object, *, shape: str | None = None, run_id: str | None = None) -> Report:

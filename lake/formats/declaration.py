@@ -12,11 +12,10 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jmespath
 import msgspec
@@ -46,6 +45,7 @@ from lake.formats.base.rows import (
     read_companion,
     read_values,
     read_with_partial,
+    report_unknown,
 )
 from lake.formats.base.source import Input, get_stem, read_lines
 from lake.formats.chat.data_sets import normalise_messages, parse_answers_from
@@ -128,8 +128,21 @@ _FUNCTION_NAMES = "call, concat, decode, file, if, match, root, scale, texts"
 
 # ---------------------------------------------------------------- expressions
 
-Path_ = tuple[str, ...]
+FieldPath = tuple[str, ...]
 """Keys from a value to a field in it; `*` stands for each element of a list."""
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_EMPTY: tuple[Any, ...] = (None, False, "", [], {})
+"""Values that JMESPath takes for false; a number is true."""
+_ANY: dict[str, Any] = {"types": []}
+
+
+def _takes(*arguments: dict[str, Any]) -> Callable[[_Method], _Method]:
+    """Declare the types of a function's arguments."""
+    return signature(*arguments)  # type: ignore[no-any-return]
+
+
+def _is_true(value: Any) -> bool:
+    return not any(value is empty or (type(value) is type(empty) and value == empty) for empty in _EMPTY)
 
 
 class _Functions(Functions):  # type: ignore[misc]
@@ -139,7 +152,7 @@ class _Functions(Functions):  # type: ignore[misc]
         self.file: Path | None = None
         self.root: Any = None
 
-    @signature({"types": ["string"]})
+    @_takes({"types": ["string"]})
     def _func_file(self, part: str) -> str | None:
         """Return `name`, `stem` or `folder` (its name) of the file."""
         if self.file is None:
@@ -147,12 +160,12 @@ class _Functions(Functions):  # type: ignore[misc]
         names = {"name": self.file.name, "stem": get_stem(self.file), "folder": self.file.absolute().parent.name}
         return names.get(part)
 
-    @signature()
+    @_takes()
     def _func_root(self) -> Any:
         """Return the whole value in which the rollout is."""
         return self.root
 
-    @signature({"types": []})
+    @_takes(_ANY)
     def _func_decode(self, text: Any) -> Any:
         """Return the value of JSON text; null for another text, and a value that is no text as it is."""
         if not isinstance(text, str):
@@ -162,33 +175,33 @@ class _Functions(Functions):  # type: ignore[misc]
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
 
-    @signature({"types": []}, {"types": []}, {"types": []})
+    @_takes(_ANY, _ANY, _ANY)
     def _func_if(self, condition: Any, positive: Any, negative: Any) -> Any:
         """Return the second argument if the first is true in JMESPath's sense, else the third."""
-        return negative if condition in (None, False, "", [], {}) else positive
+        return positive if _is_true(condition) else negative
 
-    @signature({"types": ["number", "null"]}, {"types": ["number"]})
+    @_takes({"types": ["number", "null"]}, {"types": ["number"]})
     def _func_scale(self, number: float | None, factor: float) -> float | None:
         """Return a number times a factor: milliseconds as seconds."""
         return None if number is None else number * factor
 
-    @signature({"types": []}, {"types": ["string"]})
+    @_takes(_ANY, {"types": ["string"]})
     def _func_match(self, text: Any, pattern: str) -> str | None:
         """Return the first group, or the match without groups, of a regular expression; null without a match."""
         match = re.search(pattern, text) if isinstance(text, str) else None
         return match and (match[1] if match.re.groups else match[0])
 
-    @signature({"types": []})
+    @_takes(_ANY)
     def _func_texts(self, content: Any) -> str:
         """Return the joined text of a message's content."""
         return join_text(content, "\n") if isinstance(content, str | list) else ""
 
-    @signature({"types": []}, {"types": []}, {"types": []})
+    @_takes(_ANY, _ANY, _ANY)
     def _func_call(self, name: Any, arguments: Any, call_id: Any) -> dict[str, Any] | None:
         """Return a call of a tool; null if it has no name."""
         return make_tool_call(name, arguments, call_id) if isinstance(name, str) else None
 
-    @signature({"types": [], "variadic": True})
+    @_takes({"types": [], "variadic": True})
     def _func_concat(self, *parts: Any) -> list[Any]:
         """Return the elements of lists and other values in one list, without nulls."""
         lists = (part if isinstance(part, list) else [part] for part in parts)
@@ -205,7 +218,7 @@ class _Expression:
         except JMESPathError as error:
             reason = str(error).partition("\n")[0]
             raise ShapeError(f"`{location}` is {text!r}, no expression of JMESPath: {reason}") from error
-        taken: set[Path_] = set()
+        taken: set[FieldPath] = set()
         results = _find_paths(self._compiled.parsed, taken)
         self.paths = frozenset(taken | set(results))
 
@@ -218,7 +231,7 @@ class _Expression:
             raise ShapeError(f"the declaration's expression {self.text!r} does not fit: {reason}") from error
 
 
-def _find_paths(node: dict[str, Any], taken: set[Path_]) -> list[Path_]:
+def _find_paths(node: dict[str, Any], taken: set[FieldPath]) -> list[FieldPath]:  # noqa: PLR0911 - kinds of nodes
     """Return the paths that a node of an expression gives; what it reads besides is added to `taken`."""
     kind, children = node["type"], node["children"]
     if kind == "field":
@@ -229,9 +242,9 @@ def _find_paths(node: dict[str, Any], taken: set[Path_]) -> list[Path_]:
         return [("*",)]
     if kind in ("subexpression", "pipe", "index_expression", "projection", "value_projection", "filter_projection"):
         paths = _find_paths(children[0], taken)
-        mark: Path_ = ("*",) if kind.endswith("projection") else ()
+        mark: FieldPath = ("*",) if kind.endswith("projection") else ()
         for child in children[1:]:
-            inner: set[Path_] = set()
+            inner: set[FieldPath] = set()
             ends = _find_paths(child, inner)
             if kind == "filter_projection" and child is children[2]:
                 inner |= set(ends)
@@ -251,7 +264,7 @@ def _find_paths(node: dict[str, Any], taken: set[Path_]) -> list[Path_]:
     return []
 
 
-def omit_paths(value: Any, paths: frozenset[Path_]) -> Any:
+def omit_paths(value: Any, paths: frozenset[FieldPath]) -> Any:
     """Return what is left of a value without the fields at some paths and without nulls; None if nothing is."""
     if () in paths or value is None:
         return None
@@ -327,63 +340,54 @@ class Declaration:
     def recognise(self, head: FileHead) -> bool:
         """Return whether a file looks like this format."""
         recognition = self.document.recognise
-        kinds = {"other": "text"}.get(head.kind, head.kind)
-        is_lone = head.kind == "lines" and len(head.values) == 1
-        if kinds not in recognition.kinds and not (is_lone and "object" in recognition.kinds):
-            return False
-        if recognition.file is not None and not fnmatchcase(head.path.name, recognition.file):
-            return False
-        if recognition.text is not None and re.search(recognition.text, head.text, re.MULTILINE) is None:
+        kind = "text" if head.kind == "other" else head.kind
+        is_lone = head.kind == "lines" and len(head.values) == 1 and "object" in recognition.kinds
+        has_kind = kind in recognition.kinds or is_lone
+        has_name = recognition.file is None or fnmatchcase(head.path.name, recognition.file)
+        has_text = recognition.text is None or re.search(recognition.text, head.text, re.MULTILINE) is not None
+        if not (has_kind and has_name and has_text):
             return False
         if head.kind in ("parquet", "sqlite"):
             return set(head.names).issuperset(recognition.keys)
-        if recognition.keys and not head.has(*recognition.keys):
-            return False
         if self._where is None:
-            return bool(recognition.keys or recognition.text or recognition.file)
-        values = [value for value in head.objects if value.keys() >= set(recognition.keys)]
+            return head.has(*recognition.keys) if recognition.keys else recognition != _Recognition(recognition.kinds)
         self._functions.file = head.path
+        values = (value for value in head.objects if value.keys() >= set(recognition.keys))
         try:
-            return any(self._where.search(value, self._options) not in (None, False, "", [], {}) for value in values)
+            return any(_is_true(self._where.search(value, self._options)) for value in values)
         except ShapeError:
             return False
 
     def read(self, file: Input) -> Iterator[Item]:
         """Read the records and rejects of a file."""
         self._functions.file = file.path
-        is_partial = False
-        for item in self._read_values(file):
-            if isinstance(item, tuple):
-                item, is_partial = item
-            yield from convert_value(
-                item, self.document.name, partial(self._build_records, file=file, is_partial=is_partial)
-            )
+        for item, is_partial in self._read_values(file):
+            convert = partial(self._build_records, file=file, is_partial=is_partial)
+            yield from convert_value(item, self.document.name, convert)
 
-    def _read_values(self, file: Input) -> Iterator[Element | Reject | tuple[Element | Reject, bool]]:
+    def _read_values(self, file: Input) -> Iterator[tuple[Element | Reject, bool]]:
+        """Read the values of a file, each with whether it is the readable part of a cut document."""
         reading = self.document.read
+        items: Iterator[Element | Reject]
         if reading.query is not None:
-            yield from _read_query(file, reading.query)
+            items = _read_query(file, reading.query)
         elif reading.record is not None:
-            yield from _read_text(file, re.compile(reading.record), re.compile(reading.entry or "(?P<text>.*)"))
+            items = _read_text(file, re.compile(reading.record), re.compile(reading.entry or "(?P<text>.*)"))
         elif reading.group is not None:
-            yield from self._read_groups(file)
+            items = self._read_groups(file)
         elif reading.unit == "file":
-            rejects, objects = [], []
-            for item in read_values(file, by_line=True):
-                is_object = isinstance(item, Element) and item.problem is None and isinstance(item.value, dict)
-                (objects if is_object else rejects).append(item)
-            yield from (item for item in rejects if isinstance(item, Reject))
-            if objects or not rejects:
-                lines = [item.value for item in objects if isinstance(item, Element)]
-                yield make_element({"lines": lines} | ({"lost_lines": len(rejects)} if rejects else {}))
+            items = _read_lines(file)
         elif self.document.whole:
             yield from read_with_partial(file, *sorted({path[0] for path in self._compiled.entries.paths if path}))
+            return
         else:
-            yield from read_values(file)
+            items = read_values(file)
+        yield from ((item, False) for item in items)
 
     def _read_groups(self, file: Input) -> Iterator[Element | Reject]:
         """Read the lines of each group, which may be anywhere in the file, as one value `{lines: [...]}`."""
-        group, rejects = self._compiled.group, []
+        group = self._compiled.group
+        rejects: list[Element | Reject] = []
 
         def split() -> Iterator[tuple[str, bytes]]:
             for item in read_values(file):
@@ -397,8 +401,10 @@ class Declaration:
             lines = [msgspec.json.decode(piece) for piece in pieces]
             yield Element(lines[0][0], {"lines": [line for _, line in lines]}, source=None)
         for item in rejects:
-            yield item if isinstance(item, Reject) else Element(
-                item.index, item.value, item.problem or f"`{group.text}` gives no group", source=item.raw
+            yield (
+                item
+                if isinstance(item, Reject)
+                else Element(item.index, item.value, item.problem or f"`{group.text}` gives no group", source=item.raw)
             )
 
     def _build_records(self, value: Any, *, file: Input, is_partial: bool) -> list[EpisodeRecord]:
@@ -411,7 +417,7 @@ class Declaration:
         rollouts = self._compiled.each.search(value, self._options)
         is_nested = self.document.read.each != "@"
         outside = omit_paths(value, self._compiled.each.paths) if is_nested else None
-        records = []
+        records: list[EpisodeRecord] = []
         for rollout in rollouts if isinstance(rollouts, list) and is_nested else [rollouts]:
             record = self._build_record(rollout, file)
             if is_partial:
@@ -426,7 +432,7 @@ class Declaration:
         entries = compiled.entries.search(rollout, options)
         if entries is not None and not isinstance(entries, list):
             raise ShapeError(f"`{compiled.entries.text}` is {type(entries).__name__}; valid: a list")
-        messages, skipped, unknown = self._make_messages(entries or [])
+        messages, skipped, unknown = self._make_messages(entries or [], file)
         prompt = compiled.prompt.search(rollout, options) if compiled.prompt else None
         prompt_messages = normalise_messages(prompt, "the prompt") if prompt else []
         chat = parse_answers_from([*prompt_messages, *messages], len(prompt_messages), location=compiled.entries.text)
@@ -451,7 +457,9 @@ class Declaration:
                     scores.add(name, number)
         record.scores = scores.records
         if fields.get("task_id") is None:
-            question = next((join_text(m.get("content"), "\n") for m in chat.initial_messages if m["role"] == "user"), "")
+            question = next(
+                (join_text(m.get("content"), "\n") for m in chat.initial_messages if m["role"] == "user"), ""
+            )
             record.task_id = make_prompt_task_id(question)
         if identity is not None:
             record.rollout_index = hash_rollout_index(identity if isinstance(identity, str) else json.dumps(identity))
@@ -469,22 +477,27 @@ class Declaration:
         key = field if isinstance(field, str) else json.dumps(field)
         return mapped.map.get(key, mapped.default)
 
-    def _make_messages(self, entries: list[Any]) -> tuple[list[Message], list[Any], list[Any]]:
+    def _make_messages(self, entries: list[Any], file: Input) -> tuple[list[Message], list[Any], list[Any]]:
         """Return the messages of entries, the entries that are known to be none, and the unknown ones."""
         rules = self._compiled.rules
         if not rules:
-            return normalise_messages(entries, self._compiled.entries.text), [], []
+            return normalise_messages(entries, self._compiled.entries.text, file), [], []
         messages: list[Message] = []
         skipped, unknown = [], []
         for index, entry in enumerate(entries):
-            rule = next((r for r in rules if r.where.search(entry, self._options) not in (None, False, "", [], {})), None)
+            rule = next((r for r in rules if _is_true(r.where.search(entry, self._options))), None)
             if rule is None:
+                fields = as_object(entry)
+                kind = fields.get("type", fields.get("role"))
+                report_unknown(file, "entry", [f"of type {kind}"] if isinstance(kind, str) else sorted(fields))
                 unknown.append(entry)
                 continue
             if rule.skip:
                 skipped.append(entry)
                 continue
-            made = [message for expression in rule.make for message in _as_list(expression.search(entry, self._options))]
+            made = [
+                message for expression in rule.make for message in _as_list(expression.search(entry, self._options))
+            ]
             rest = as_object(omit_paths(entry, rule.paths))
             for position, message in enumerate(made):
                 fields = {key: field for key, field in message.items() if field is not None}
@@ -501,7 +514,7 @@ class _CompiledRule(msgspec.Struct):
     make: list[_Expression]
     skip: bool
     context: str | None
-    paths: frozenset[Path_]
+    paths: frozenset[FieldPath]
 
 
 class _Compiled:
@@ -599,6 +612,22 @@ def _read_companions(folder: Path, pattern: str, target: dict[str, Any]) -> list
     if len(documents) > _COMPANIONS:
         raise ShapeError(f"more than {_COMPANIONS:,} files match {pattern}; read the export of the tool instead")
     return documents
+
+
+def _read_lines(file: Input) -> Iterator[Element | Reject]:
+    """Read the rejects of a file's lines, and all other lines as one value."""
+    lines, lost = [], 0
+    for item in read_values(file, by_line=True):
+        if isinstance(item, Element) and item.problem is None and isinstance(item.value, dict):
+            lines.append(item.value)
+            continue
+        lost += 1
+        if isinstance(item, Element):
+            problem = item.problem or f"Expected `object`, got `{type(item.value).__name__}`"
+            item = Reject(position=item.index, reason="invalid", message=problem, raw=item.raw)  # noqa: PLW2901
+        yield item
+    if lines or not lost:
+        yield make_element({"lines": lines} | ({"lost_lines": lost} if lost else {}))
 
 
 def _read_query(file: Input, query: str) -> Iterator[Element | Reject]:

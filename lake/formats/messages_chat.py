@@ -112,7 +112,7 @@ def build_records(row: dict[str, Any], number: int, file: Input) -> list[Episode
     if _EXPORT_COLUMNS.issubset(row) and has_episode_names(row):
         return [_build_exported_record(row)]
     row = normalise_columns(row)
-    chats = parse_row_chats(row)
+    chats = parse_row_chats(row, file)
     sides = SIDES if len(chats.chats) > 1 else (None,)
     pairs = zip(sides, chats.chats, strict=True)
     return [_build_record(row, chat, number, file, chats.columns, side) for side, chat in pairs]

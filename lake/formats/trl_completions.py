@@ -67,7 +67,7 @@ def build_record(row: dict[str, Any], rewards: list[str], file: Input) -> Episod
     )
     if step is None:
         raise ShapeError(f"`step` is {raw_step!r}; valid: a whole number")
-    (chat,) = parse_row_chats({key: row.get(key) for key in ("prompt", "completion")}).chats
+    (chat,) = parse_row_chats({key: row.get(key) for key in ("prompt", "completion")}, file).chats
     task = make_prompt_task_id(row["prompt"])
     columns = omit_fields(row, *_COLUMNS, *rewards) or {}
     is_exported = has_episode_names(columns)

@@ -227,7 +227,7 @@ def _read_file(file: PlannedFile, runs: RunLookup | None) -> Iterator[Item]:
                 if run != default_run:
                     last = file.input
                     last.meter.done = 0
-                    file.input = Input(last.path, run, last.meter, may_grow=last.may_grow)
+                    file.input = Input(last.path, run, last.meter, may_grow=last.may_grow, is_strict=last.is_strict)
                     return file.format.reader(file.input)
             break
     return chain(first_items, items)
@@ -274,6 +274,9 @@ def record_batch(
     item_indices: list[int] = []
     for index, (planned, item) in enumerate(batch):
         file = report.by_file.setdefault(planned.file.name, FileCounts(planned.format.name))
+        if planned.input.notes:
+            report.notes.update(planned.input.notes)
+            planned.input.notes.clear()
         if isinstance(item, Reject):
             rejects.append(item)
             faults += [] if faults else [(index, item)]
@@ -317,6 +320,7 @@ class FileSlice:
     format: str
     run_id: str
     is_run_given: bool
+    is_strict: bool
     from_line: int = 0
     from_byte: int = 0
     until_byte: int | None = None
@@ -325,7 +329,8 @@ class FileSlice:
     def of(cls, planned: PlannedFile, start: tuple[int, int] = (0, 0), until: int | None = None) -> "FileSlice":
         """Slice an unread file from a line and byte (`find_line_cuts`) up to a byte."""
         file = replace(planned.file, path=planned.file.path.absolute())  # a worker may run in another folder
-        return cls(file, planned.format.name, planned.input.run_id, planned.is_run_given, *start, until)
+        options = planned.input.run_id, planned.is_run_given, planned.input.is_strict
+        return cls(file, planned.format.name, *options, *start, until)
 
     def to_planned(self) -> PlannedFile:
         """Return the unread lines. Raises FormatError: the file is not on this machine."""
@@ -340,6 +345,7 @@ class FileSlice:
             from_line=self.from_line,
             from_byte=self.from_byte,
             until_byte=self.until_byte,
+            is_strict=self.is_strict,
         )
         return PlannedFile(self.file, FORMATS[self.format], lines, self.is_run_given)
 
@@ -415,7 +421,10 @@ def record_parts(
                     for decisions in part_batch.decisions:
                         copies.add(decisions)
                 elif (batch := next((batch for number, batch in batches if number == index), None)) is not None:
+                    for planned, _ in batch:
+                        planned.input.notes.clear()  # of this batch and earlier ones: the worker counted them
                     record_batch(job, batch, report, copies.add)
+                    report.notes.update(part_batch.report.notes)
                     collect_garbage()
                 done += part_batch.done
                 yield done
@@ -514,7 +523,7 @@ def _slice_file(file: PlannedFile, runs: RunLookup) -> Iterator[tuple[FileSlice,
         return
     # Settle the run by reading the first records, and reset the input.
     next(_read_file(file, runs), None)
-    file.input = Input(file.input.path, file.input.run_id)
+    file.input = Input(file.input.path, file.input.run_id, is_strict=file.input.is_strict)
     start = (0, 0)
     for end in find_line_cuts(path, PART_BYTES):
         yield FileSlice.of(file, start, end[1]), end[1] - start[1]
@@ -542,6 +551,7 @@ def ingest(
     progress: Callable[[IngestProgress], None] | None = None,
     executor: Executor | None = None,
     follow_links: bool = False,
+    is_strict: bool = False,
 ) -> Report:
     """Read a file, a folder, a glob or a URI into a lake. The report counts records, and steps of the new episodes.
 
@@ -551,6 +561,7 @@ def ingest(
         progress: called between batches, at most every 10 seconds.
         executor: reads files and writes their rows in parts; default: this process.
         follow_links: whether to follow links in a folder to files outside of it.
+        is_strict: whether to refuse records with keys that their reader does not know.
 
     Raises:
         FormatError: see `plan_ingest`.
@@ -558,7 +569,7 @@ def ingest(
     """
     stdin = getattr(sys.stdin, "buffer", BytesIO())
     with locate_arguments([str(path)], stdin, follow_links=follow_links) as (argument,):
-        plan = plan_ingest(argument, run_id=run_id, format_name=format_name)
+        plan = plan_ingest(argument, run_id=run_id, format_name=format_name, is_strict=is_strict)
         return run_plan(lake, plan, batch_size=batch_size, progress=progress, executor=executor)
 
 

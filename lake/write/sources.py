@@ -18,6 +18,7 @@ import select
 import shutil
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,8 +32,10 @@ import msgspec
 from lake.errors import FormatError, UsageError
 from lake.formats import choose_format, query
 from lake.formats.base.format import Format
-from lake.formats.base.source import Input, get_stem, is_packed
+from lake.formats.base.secrets import redact
+from lake.formats.base.source import Input, Note, get_stem, is_packed
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import count_noun
 from lake.records import EpisodeRecord, check_run_name, identify, make_episode_id, printable
 from lake.storage.objects import LAKE_FOLDER, ObjectInfo, Objects
 from lake.write.ledger import EpisodeIndex
@@ -46,6 +49,8 @@ _UNFINISHED = ("~", ".tmp", ".part", ".partial", ".crdownload")
 """Endings of temporary names, for files that are still being written."""
 _WILD = frozenset("*?[")
 _PIECE = 8 << 20
+_MOST_NAMES = 8
+"""Unknown keys of one kind that are named."""
 _OUTSIDE = "is a link to a file outside of the folder; name that file, or add --follow-links"
 
 
@@ -498,6 +503,8 @@ class Report(msgspec.Struct):
     """A sentence about unknown columns of a query or frame: where they are stored, and which column they may mean."""
     by_file: dict[str, FileCounts] = msgspec.field(default_factory=dict)
     """Each file that was read -> its counts."""
+    notes: Counter[Note] = msgspec.field(default_factory=Counter)
+    """What its readers do not know, and what tracers did not record."""
 
     def add(self, later: "Report") -> None:
         """Add the counts of a report about later records."""
@@ -509,11 +516,30 @@ class Report(msgspec.Struct):
         self.steps += later.steps
         self.runs |= later.runs
         self.first_fault = self.first_fault or later.first_fault
+        self.notes.update(later.notes)
         for name, file in later.by_file.items():
             counts = self.by_file.setdefault(name, FileCounts(file.format))
             counts.episodes += file.episodes
             counts.rejected += file.rejected
             counts.runs |= file.runs
+
+    def describe_notes(self) -> list[str]:
+        """Return `notes` as sentences, with the number of each."""
+        names: dict[str, dict[str, list[str]]] = {}
+        for note, number in sorted(self.notes.items(), key=lambda pair: (pair[0][:2], -pair[1], pair[0].name)):
+            name = count_noun(number, note.name) if note.kind == "unrecorded" else f"{note.name} ({number})"
+            names.setdefault(note.kind, {}).setdefault(redact(note.subject), []).append(redact(name))
+        sentences = [
+            f"not recorded: {', '.join(contents)}. Steps without an answer are not trained on. To record it: {setting}"
+            for setting, contents in names.get("unrecorded", {}).items()
+        ]
+        holders = [
+            f"{holder}: {', '.join(keys[:_MOST_NAMES])}" + f", {len(keys) - _MOST_NAMES} more" * (len(keys) > _MOST_NAMES)
+            for holder, keys in names.get("unknown", {}).items()
+        ]
+        if holders:
+            sentences.append(f"unknown to the reader: {'; '.join(holders)}. --strict refuses records with such keys")
+        return sentences
 
 
 class PlannedFile(msgspec.Struct):
@@ -558,11 +584,14 @@ class IngestPlan(msgspec.Struct):
         return named | several
 
 
-def plan_ingest(argument: Argument, *, run_id: str | None = None, format_name: str | None = None) -> IngestPlan:
+def plan_ingest(
+    argument: Argument, *, run_id: str | None = None, format_name: str | None = None, is_strict: bool = False
+) -> IngestPlan:
     """Choose formats and runs for the new files of an argument; needs no lake.
 
     Args:
         run_id: run of records without one; default: see the module.
+        is_strict: whether to refuse records with keys that their reader does not know.
 
     Raises:
         FormatError: a named file is missing, empty, of an unknown format or without trajectories; or all files of a
@@ -573,7 +602,7 @@ def plan_ingest(argument: Argument, *, run_id: str | None = None, format_name: s
     skipped = dict(argument.left_out)
     for file in argument.files:
         try:
-            files.append(plan_file(file, run_id=run_id, format_name=format_name))
+            files.append(plan_file(file, run_id=run_id, format_name=format_name, is_strict=is_strict))
         except FormatError as error:
             if not argument.label:
                 raise FormatError(str(error).replace(str(file.path), argument.name)) from error
@@ -585,7 +614,7 @@ def plan_ingest(argument: Argument, *, run_id: str | None = None, format_name: s
     return build_plan(argument, files, skipped, run_id)
 
 
-def plan_file(file: File, *, run_id: str | None, format_name: str | None) -> PlannedFile:
+def plan_file(file: File, *, run_id: str | None, format_name: str | None, is_strict: bool) -> PlannedFile:
     """Choose a file's format and run.
 
     Raises FormatError, UsageError: see `plan_ingest`; QueryError: an invalid query.
@@ -594,7 +623,8 @@ def plan_file(file: File, *, run_id: str | None, format_name: str | None) -> Pla
     columns = query.check_query(file.path) if fmt.name == query.NAME else ""
     run = name_run(file, fmt) if run_id is None else printable(run_id)
     check_run_name(run)
-    return PlannedFile(file, fmt, Input(file.path, run), is_run_given=run_id is not None, columns=columns)
+    source = Input(file.path, run, is_strict=is_strict)
+    return PlannedFile(file, fmt, source, is_run_given=run_id is not None, columns=columns)
 
 
 def describe_skip(error: FormatError, file: File) -> str:

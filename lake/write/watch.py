@@ -70,6 +70,8 @@ class Watched(msgspec.Struct):
     format_name: str | None = None
     follow_links: bool = False
     """Whether to follow links in folders to files outside of them."""
+    is_strict: bool = False
+    """Whether to refuse records with keys that their reader does not know."""
     quiet_seconds: float = QUIET_SECONDS
     files: dict[Path, _FileState] = msgspec.field(default_factory=dict)
     reported: set[tuple[str, str, str]] = msgspec.field(default_factory=set)
@@ -168,7 +170,9 @@ class Watched(msgspec.Struct):
         state.planned = None
         is_quiet = now - state.since >= self.quiet_seconds
         try:
-            planned = plan_file(file, run_id=self.run_id, format_name=self.format_name)
+            planned = plan_file(
+                file, run_id=self.run_id, format_name=self.format_name, is_strict=self.is_strict
+            )
             planned.input.may_grow = _is_line_file(file.path)
         except FormatError:
             state.is_done = is_quiet

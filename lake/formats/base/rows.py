@@ -32,7 +32,7 @@ from lake.formats.base.json_array import (
     read_array,
     read_members,
 )
-from lake.formats.base.source import LINE_LIMIT, Input, Source, is_cut_line, read_lines, reject_line
+from lake.formats.base.source import LINE_LIMIT, Input, Note, Source, is_cut_line, read_lines, reject_line
 from lake.records import EpisodeRecord, Reject, StepRecord, check, excerpt, fill_sampling, format_record, identify
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ _COMPANION_BYTES = 256 << 20
 """Length up to which a file next to a document is read."""
 _FIRST_BYTES = 64
 """Bytes that usually suffice to see that a file is not an array."""
+_MOST_NOTES = 1000
 _CACHE_KIB = 64 << 10
 """Memory for grouped pieces; SQLite writes the others to disk."""
 _BUFFER = 1 << 20
@@ -62,6 +63,26 @@ class UnsupportedError(ValueError):
 
 class ShapeError(ValueError):
     """A value of another shape than the format's; the message names the place and what is valid."""
+
+
+def report_unknown(file: Input, holder: str, keys: Iterable[str]) -> None:
+    """Count the keys or types of a holder (`message`, say) that a reader does not know, for the report of the ingest.
+
+    Raises:
+        UnsupportedError: the ingest is strict, and there is one.
+    """
+    names = sorted(keys)
+    if names and file.is_strict:
+        listed = ", ".join(map(repr, names))
+        raise UnsupportedError(f"a {holder} has {listed}, which the reader does not know; without --strict it is read")
+    for name in names:
+        add_note(file, Note("unknown", holder, name))
+
+
+def add_note(file: Input, note: Note) -> None:
+    """Count a remark about a file; of very many different ones (keys that are data), only the first are counted."""
+    if note in file.notes or len(file.notes) < _MOST_NOTES:
+        file.notes[note] += 1
 
 
 # ---------------------------------------------------------------- values as episodes

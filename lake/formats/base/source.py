@@ -6,10 +6,11 @@ and `Source.fault` gives the reason. A `Meter` counts how far a reader is, which
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,6 +37,17 @@ _TOO_LONG = (
 )
 
 
+class Note(NamedTuple):
+    """A remark about a file; the report counts how often each holds."""
+
+    kind: str
+    """unknown: a key or type that the reader does not know; unrecorded: content that a tracer did not record."""
+    subject: str
+    """What has the key; the setting of the tracer that would have recorded the content."""
+    name: str
+    """The key or type; the content: prompt, answer, tool."""
+
+
 class Meter(msgspec.Struct):
     """Bytes of a file that its reader has turned into items, up to one window ahead of the current item."""
 
@@ -59,6 +71,10 @@ class Input:
     """A process still writes the file: a last line without an end is left for the next reading."""
     memory: dict[str, Any] = field(default_factory=dict)
     """State of the reader from the lines before, for reading a growing file on."""
+    is_strict: bool = False
+    """A record with keys that the reader does not know is refused."""
+    notes: "Counter[Note]" = field(default_factory=Counter)
+    """What the report of the ingest says about the file beside its records (`rows.report_unknown`)."""
 
     def next_index(self, *key: Any) -> int:
         """Return 0, 1, 2, ... for every key: rollout indices where the source has none."""

@@ -28,7 +28,8 @@ from lake.formats.base.fields import ScoreList, as_text, parse_count, parse_numb
 from lake.formats.base.format import FileHead
 from lake.formats.base.json_array import Rewriter
 from lake.formats.base.rows import ShapeError
-from lake.formats.chat.messages import ChatDecisions, Message, join_text, make_tool_call, parse_chat
+from lake.formats.base.source import Input
+from lake.formats.chat.messages import ChatDecisions, Message, join_text, make_tool_call, parse_chat, report_unknown_keys
 from lake.formats.tracing.payloads import is_part, join_parts, to_messages
 from lake.records import EpisodeRecord
 
@@ -55,8 +56,18 @@ RAW = "_raw"
 """Only key of arguments that are not a JSON object, in data sets that require one; its value is their text."""
 
 
-def normalise_messages(raw_messages: Any, location: str) -> list[Message]:
-    """Normalise a list of messages, JSON text of one, or one message. Raises ShapeError: another value."""
+def normalise_messages(raw_messages: Any, location: str, file: Input | None = None) -> list[Message]:
+    """Normalise a list of messages, JSON text of one, or one message.
+
+    Args:
+        raw_messages: the messages.
+        location: name of the list in its source, for error messages.
+        file: their file, whose report names their unknown keys.
+
+    Raises:
+        ShapeError: another value.
+        UnsupportedError: see `report_unknown_keys`.
+    """
     entries = decode_json_text(raw_messages) if isinstance(raw_messages, str) else raw_messages
     if isinstance(entries, dict):
         entries = [entries]
@@ -75,6 +86,8 @@ def normalise_messages(raw_messages: Any, location: str) -> list[Message]:
         if is_plain:
             messages.append(entry)
             continue
+        if file is not None:
+            report_unknown_keys(file, entry)
         normalised = _normalise_message(entry, f"{location}[{index}]")
         # ms-swift writes the second call of a decision as a separate message.
         is_call = isinstance(entry, dict) and entry.get("role") == "tool_call" and "tool_calls" in normalised[0]
@@ -261,7 +274,7 @@ def is_chat(field: Any) -> bool:
     return isinstance(first, dict) and isinstance(first.get("role"), str)
 
 
-def parse_row_chats(row: dict[str, Any]) -> RowChats:
+def parse_row_chats(row: dict[str, Any], file: Input) -> RowChats:
     """Parse the chats of a row.
 
     Raises:
@@ -270,9 +283,9 @@ def parse_row_chats(row: dict[str, Any]) -> RowChats:
     pair = next((pair for pair in PAIRS if row.get(pair[0]) is not None and row.get(pair[1]) is not None), None)
     order = ("prompt", *CHATS, "instruction") if pair else (*CHATS, "prompt", "instruction")
     prompt_key = next((key for key in order if row.get(key) is not None), None)
-    prompt, columns = ([], []) if prompt_key is None else _parse_prompt(row, prompt_key)
+    prompt, columns = ([], []) if prompt_key is None else _parse_prompt(row, prompt_key, file)
     if pair is not None:
-        return _parse_pair(row, pair, prompt, columns)
+        return _parse_pair(row, pair, prompt, columns, file)
     if prompt_key in CHATS:
         text = row.get("prompt")
         if isinstance(text, str) and _begins_with(prompt, [{"role": "user", "content": text}]):
@@ -281,11 +294,11 @@ def parse_row_chats(row: dict[str, Any]) -> RowChats:
     answer_key = next((key for key in ANSWERS if row.get(key) is not None), None)
     if prompt_key is None or answer_key is None:
         raise ShapeError("it has neither `messages`, nor a `prompt` and its `completion`, nor `chosen` and `rejected`")
-    messages = prompt + _parse_answer(row, answer_key)
+    messages = prompt + _parse_answer(row, answer_key, file)
     return RowChats([parse_answers_from(messages, len(prompt), location=answer_key)], [*columns, answer_key])
 
 
-def _parse_prompt(row: dict[str, Any], prompt_key: str) -> tuple[list[Message], list[str]]:
+def _parse_prompt(row: dict[str, Any], prompt_key: str, file: Input) -> tuple[list[Message], list[str]]:
     """Return the messages before an answer, and their columns."""
     columns = [prompt_key]
     before: list[Message] = []
@@ -307,10 +320,10 @@ def _parse_prompt(row: dict[str, Any], prompt_key: str) -> tuple[list[Message], 
             columns.append("input")
             texts += [added_input] if added_input else []
         message = {"role": "user", "content": msgspec.convert("\n".join(texts), str)}
-        return before + normalise_messages(message, prompt_key), columns
+        return before + normalise_messages(message, prompt_key, file), columns
     if prompt_key == "prompt" and isinstance(row["prompt"], str):
         return [*before, {"role": "user", "content": row["prompt"]}], columns
-    chat = normalise_messages(row[prompt_key], prompt_key)
+    chat = normalise_messages(row[prompt_key], prompt_key, file)
     if len(before) == 1 and chat and _get_role(chat[0]) == "system":  # the chat has a system prompt too
         if join_text(chat[0].get("content")) != before[0]["content"]:
             columns.remove("system")
@@ -318,15 +331,18 @@ def _parse_prompt(row: dict[str, Any], prompt_key: str) -> tuple[list[Message], 
     return before + chat, columns
 
 
-def _parse_answer(row: dict[str, Any], key: str) -> list[Message]:
+def _parse_answer(row: dict[str, Any], key: str, file: Input) -> list[Message]:
     answer = row[key]
-    return [{"role": "assistant", "content": answer}] if isinstance(answer, str) else normalise_messages(answer, key)
+    is_text = isinstance(answer, str)
+    return [{"role": "assistant", "content": answer}] if is_text else normalise_messages(answer, key, file)
 
 
-def _parse_pair(row: dict[str, Any], pair: tuple[str, str], prompt: list[Message], columns: list[str]) -> RowChats:
+def _parse_pair(
+    row: dict[str, Any], pair: tuple[str, str], prompt: list[Message], columns: list[str], file: Input
+) -> RowChats:
     texts = [row[key] for key in pair if isinstance(row[key], str)]
     is_hh = not prompt and len(texts) == 2 and all(t.startswith("\n\nHuman:") and _split_turns(t) for t in texts)
-    sides = [_split_turns(text) for text in texts] if is_hh else [_parse_answer(row, key) for key in pair]
+    sides = [_split_turns(text) for text in texts] if is_hh else [_parse_answer(row, key, file) for key in pair]
     if not all(side and _get_role(side[0]) != "assistant" for side in sides):
         sides = [prompt + side for side in sides]
     elif not (prompt and all(_begins_with(side, prompt) for side in sides)):
