@@ -228,6 +228,16 @@ def make_episode_id(record: EpisodeRecord, run_id: str) -> int:
     return ids.key_hash("episode", *_make_keys(record, run_id)[1])
 
 
+def derive_sibling_index(rollout_index: int, number: int) -> int:
+    """Return the rollout index of a further rollout whose source gives it a key that another one has.
+
+    Args:
+        rollout_index: the index by its source.
+        number: 0 for the first rollout of the key, which keeps the index.
+    """
+    return rollout_index if number == 0 else ids.key_hash("sibling", rollout_index, number) & (2**31 - 1)
+
+
 def _make_keys(record: EpisodeRecord, run_id: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the natural keys of a record's group and of the record."""
     group = (record.source_format, run_id, record.collection_round, record.task_id, record.seed)

@@ -203,6 +203,18 @@ def lakes_option_if_any(function: Command) -> Command:
     return _add_lake_option(function, required=False, several=True)
 
 
+def lake_option_if_any(function: Command) -> Command:
+    """Add an optional --lake for one lake; without it, the value is an empty tuple."""
+    return _add_lake_option(function, required=False, several=False)
+
+
+def require_lake(lakes: Lakes) -> None:
+    """Raise click.MissingParameter: the command line names no lake, and this use of the command needs it."""
+    if not lakes:
+        context = click.get_current_context()
+        raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == "lake_uri"))
+
+
 def _add_lake_option(function: Command, *, required: bool, several: bool) -> Command:
     def to_lakes(context: click.Context, parameter: click.Parameter, uris: tuple[str, ...]) -> Lakes:
         if len(uris) > 1 and not several:  # click would silently use the last one only

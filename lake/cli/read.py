@@ -19,6 +19,7 @@ from lake.cli.options import (
     lakes_option,
     lakes_option_if_any,
     open_snapshot,
+    require_lake,
 )
 from lake.errors import UsageError
 from lake.read.text_table import count_noun
@@ -172,11 +173,7 @@ def show(
     if episode is not None and (path := Path(episode)).is_file():
         records = episode_text.read_saved(path)
     else:
-        if not lake_uri:
-            context = click.get_current_context()
-            raise click.MissingParameter(
-                ctx=context, param=next(p for p in context.command.params if p.name == "lake_uri")
-            )
+        require_lake(lake_uri)
         reader = open_snapshot(lake_uri, as_of)
         if where is not None:
             from lake.judgements.selections import select_where

@@ -21,6 +21,7 @@ import msgspec
 
 from lake import ids
 from lake.formats import messages_chat
+from lake.formats.base.rules import WEIGHTS
 from lake.formats.chat.data_sets import (
     ENV_RETURN,
     EPISODE_COLUMNS,
@@ -28,7 +29,6 @@ from lake.formats.chat.data_sets import (
     RAW,
     REWARD_OF,
     SCORES_COLUMN,
-    WEIGHTS,
     build_episode_names,
     decode_json_text,
 )

@@ -39,7 +39,7 @@ from lake.formats import (
     verl,
 )
 from lake.formats.base.format import Format, read_head
-from lake.formats.declaration import load_declaration, load_declared
+from lake.formats.declared import load_declaration, load_declared
 from lake.formats.otlp import reader as otlp
 
 FORMATS: dict[str, Format] = {
@@ -84,6 +84,23 @@ NAMES = tuple(name for name in FORMATS if name not in (query.NAME, query.FRAME_N
 """Names of file formats, the values of `--format`."""
 
 
+def get_format(name: str) -> Format:
+    """Return the format with a name, or that of a declaration: the path of a TOML file.
+
+    Raises:
+        FormatError: the name is unknown; the declaration is not valid, or has the name of another format.
+    """
+    if name.endswith(".toml"):
+        declared = load_declaration(Path(name))
+        if declared.name in FORMATS:
+            raise FormatError(f"the declaration {name} has the name of a known format, {declared.name}; rename it")
+        return declared
+    if name not in FORMATS:
+        valid = "; ".join(f"{valid_name} = {FORMATS[valid_name].description}" for valid_name in NAMES)
+        raise FormatError(f"there is no format {name!r}; known: {valid}; or a declaration, NAME.toml")
+    return FORMATS[name]
+
+
 def choose_format(path: Path, name: str | None = None) -> Format:
     """Return the format with a name, the one of a declaration (`NAME.toml`), or the one that a file looks like.
 
@@ -95,18 +112,14 @@ def choose_format(path: Path, name: str | None = None) -> Format:
         if (description := fmt.no_trajectory(head)) is not None:
             raise FormatError(f"{path} holds no trajectory: {description}")
     looks_like = next((fmt for fmt in FORMATS.values() if fmt.recognise(head)), None)
-    if name is not None and name.endswith(".toml"):
-        return load_declaration(Path(name))
-    named = looks_like if name is None else FORMATS.get(name)
+    named = looks_like if name is None else get_format(name)
     if named is not None:
-        if looks_like is not None and looks_like is not named and not named.recognise(head):
+        is_other = looks_like is not None and looks_like is not named and named.location is None
+        if looks_like is not None and is_other and not named.recognise(head):
             if name == query.NAME:
                 raise FormatError(f"{path} looks like {looks_like.name}; --query takes a file of SQL, leave it out")
             raise FormatError(f"{path} looks like {looks_like.name}, not like {name}; leave --format out")
         return named
-    if name is not None:
-        valid = "; ".join(f"{valid_name} = {FORMATS[valid_name].description}" for valid_name in NAMES)
-        raise FormatError(f"there is no format {name!r}; known: {valid}")
     if head.damage is not None:
         raise FormatError(f"{path} is a file of {head.kind} that is cut or damaged: {head.damage}; get it whole")
     if head.kind == "array" and jsonl.recognise(replace(head, kind="lines")):

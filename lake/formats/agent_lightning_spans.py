@@ -65,6 +65,7 @@ _LINK = "agentlightning.link"
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop")
 _NO_SETTINGS = ("type", "streaming", "stream")
 _RESPONSE_KEYS = ("messages", "choices", "prompt_token_ids", "response_token_ids", "usage", "id", "model", "tools")
+_CAPTURE = "turn_off_message_logging: false of LiteLLM, or TRACELOOP_TRACE_CONTENT=true of the agent's tracer"
 _LONGEST_LITERAL = 16 << 20
 _NOT_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
@@ -160,8 +161,10 @@ def build_span_tool(name: str, attributes: dict[str, Any]) -> Tool | None:
         return None
     output = attributes.get("tool.result", attributes.get("gen_ai.tool.call.result"))
     is_text = output is None or isinstance(output, str)
+    tool_name = tool_name or get_text(attributes, "operation.name")
     return Tool(
-        name=tool_name or get_text(attributes, "operation.name") or name,
+        name=tool_name or name,
+        is_named=tool_name is not None,
         call_id=get_text(attributes, "tool.call.id", "tool.call_id", "gen_ai.tool.call.id"),
         arguments=attributes.get("tool.parameters", attributes.get("gen_ai.tool.call.arguments")),
         result=output if is_text else msgspec.json.encode(output).decode(),
@@ -349,6 +352,7 @@ class _SpanAttempt:
             spans=list(self.spans.values()),
             task_id=first.rollout_id,
             attempt=attempt,
+            capture_setting=_CAPTURE,
             extra={key: field for key, field in extra.items() if field},
         )
         records = build_episodes(trace, file, NAME)
@@ -409,7 +413,7 @@ class _SpanAttempt:
             calls[0].tokens = next((recorded.tokens for recorded in calls if recorded.tokens), None)
             # The tool calls of an answer may only be in spans inside the call's.
             inside = [span for span in self.spans.values() if span.tool is not None and span.parent in span_ids]
-            tools = [span.tool for span in inside if span.tool]
+            tools = [span.tool for span in inside if span.tool and span.tool.is_call]
             for span in inside:
                 span.kind, span.tool = "tool_call", None
             if merged.answers and not merged.answers[0].get("tool_calls") and tools:

@@ -24,15 +24,18 @@ environment `claude_code`.
 * A sub-agent is an episode `subagent` with its `agentId` (else `sidechain-N`) as agent_id. The reader finds its step by
   its agentId, its tool call or its prompt. For a separate file it looks into the session's file next to it or above
   it, which also gives the run. Without that file the step stays unknown.
+* After `/clear` a new episode begins, with a separate number: a `continuation` without the steps before it.
 * Lines that were copied from another session (`forkedFrom`, another `sessionId`) stay, with `is_copied_context` on
   their steps, which are not trained on. The episode is a `fork` or a `continuation` of that session's. Sessions that
-  1.0 resumed, and forks of 2.0, are written again under the new id and look like new sessions.
+  1.0 resumed, and forks of 2.0, are written again under the new id; there, and where a file has the same history twice,
+  the `message.id` of a step shows the copy (`lake.formats.chat.sessions`).
 
 Step: one response of the model, which is the assistant lines that share a `message.id`. Usage is repeated, and the last
 line has all of it. A step's `started_at` is the time of its first line, when its first part was complete: calls are
 not timed. API errors are spans (an episode that ends with one has failed), and `<synthetic>` messages are observations.
 
-* Compaction: the summary is an observation with `isCompactSummary`; the policy no longer saw what came before it.
+* Compaction: the summary is an observation with `isCompactSummary`; the policy no longer saw what came before it, so
+  the next step opens a context.
 * An attachment is a message with the text that the model saw (`rendered`), else with its text, else without content.
   Reports of the tool beyond a result's text stay with the message as `toolUseResult`.
 * System lines are spans. Lines about the session are in `extra.session` of the main line; messages without an answer
@@ -70,6 +73,8 @@ from lake.formats.chat.sessions import (
     get_project_name,
     is_content,
     is_waiting,
+    mark_copies,
+    open_contexts,
     parse_token_count,
     read_objects,
     set_chat_fields,
@@ -174,6 +179,8 @@ class SessionContext(msgspec.Struct):
     """The tool's name of each tool call."""
     requests: dict[str, Any]
     """The parameters of each request, without the model."""
+    copied: frozenset[int]
+    """Hashes of the responses that another session owns."""
     schemas: list[Any] | None = None
 
 
@@ -218,6 +225,7 @@ class _BranchChat:
     def build_record(self) -> EpisodeRecord:
         """Return the episode, without its parent."""
         chat = parse_chat(self._messages, is_decision=lambda message: id(message) in self._decisions)
+        open_contexts(chat, lambda message: bool(message.get("isCompactSummary")))
         for step, node in zip(chat.steps, self._calls, strict=True):
             self._fill_step(step, node)
         ends = [message for event in self._branch.loose_ends for message in self._convert_event(event)]
@@ -313,7 +321,10 @@ class _BranchChat:
         step.cost = sum(costs) if costs else None
         times = [time for event in node.events if (time := parse_number(event.value.get("durationMs"))) is not None]
         step.latency = max(times) / 1000 if times else None
-        step.is_copied_context = find_source_session(node.events[0], self._context.name) is not None
+        copied = self._context.copied
+        step.is_copied_context = find_source_session(node.events[0], self._context.name) is not None or (
+            bool(copied) and node.hash_response() in copied
+        )
         step.trainable = not step.is_copied_context
 
     def _observe(self, event: SessionEvent) -> None:
@@ -463,7 +474,7 @@ class _ClaudeSession:
             raise ShapeError("no line has a `sessionId`; valid: the id of the session, in each line of a conversation")
         origin = _find_origin(file.path, self.name, branches[0])
         self.run_id = origin.run_id or self.run_id
-        context = SessionContext(self.name, self.tree.tools, self._requests, self._tools)
+        context = SessionContext(self.name, self.tree.tools, self._requests, origin.responses, self._tools)
         records: dict[int, EpisodeRecord] = {}
         for branch in branches:
             record = records[id(branch)] = _BranchChat(branch, context).build_record()
@@ -471,6 +482,7 @@ class _ClaudeSession:
             record.source_format, record.source_version = NAME, self.version
             self._set_parent(record, branch, records, origin, file)
             items.append((branch.nodes[0].events[0].number, record))
+        mark_copies(records.values())
         self._add_session_fields(records[id(branches[0])], origin)
         return items
 
@@ -512,7 +524,8 @@ class _ClaudeSession:
         main = (0, None, None)
         root, step = records[id(first)] if first.chain == MAIN else self._make_key(main), None
         if branch.parent is not None:
-            relation, parent, step = "fork", records[id(branch.parent)], branch.parent_step
+            relation = "continuation" if branch.is_conversation else "fork"
+            parent, step = records[id(branch.parent)], branch.parent_step
         elif branch is first and branch.chain != MAIN:
             relation, parent, step = "subagent", self._make_key(origin.position), origin.position[2]
         elif branch is not first:
@@ -548,6 +561,7 @@ class _SubagentOrigin(msgspec.Struct):
 
     run_id: str | None = None
     position: _CallPosition = (0, None, None)
+    responses: frozenset[int] = frozenset()
     description: dict[str, Any] | None = None
     """The file `agent-ID.meta.json`."""
 
@@ -567,18 +581,28 @@ def _find_origin(path: Path, session: str, branch: SessionBranch) -> _SubagentOr
             if file == path or not file.is_file():
                 continue
             stat = file.stat()
-            run_id, agents, positions = _locate_calls(file, stat.st_size, stat.st_mtime_ns)
-            call = description.get("toolUseId", agents.get(branch.chain))
-            position = positions.get(call, (0, None, None)) if isinstance(call, str) else (0, None, None)
-            return _SubagentOrigin(run_id, position, description)
+            parent = _read_session(file, stat.st_size, stat.st_mtime_ns)
+            call = description.get("toolUseId", parent.agents.get(branch.chain))
+            position = parent.positions.get(call, (0, None, None)) if isinstance(call, str) else (0, None, None)
+            return _SubagentOrigin(parent.run_id, position, parent.responses, description)
     return _SubagentOrigin(description=description)
 
 
+class _SubagentSession(msgspec.Struct):
+    """What the files of a session's sub-agents need of the session's file."""
+
+    run_id: str | None = None
+    agents: dict[str, str] = {}
+    """The tool call that started each sub-agent."""
+    positions: dict[str, _CallPosition] = {}
+    """The position of each tool call."""
+    responses: frozenset[int] = frozenset()
+    """Hashes of the responses of the main line, with which a sub-agent may begin."""
+
+
 @lru_cache(maxsize=1)
-def _locate_calls(
-    path: Path, size: int, changed_at: int
-) -> tuple[str | None, dict[str, str], dict[str, _CallPosition]]:
-    """Return the run of a session's file, the tool call of each sub-agent, and the position of each tool call.
+def _read_session(path: Path, size: int, changed_at: int) -> _SubagentSession:
+    """Read a session's file; an empty session if it cannot be read.
 
     `size` and `changed_at` key the cache: the files of a session's sub-agents come one after the other, and each asks
     the same of it.
@@ -587,12 +611,12 @@ def _locate_calls(
         lines = [line for line in read_objects(Input(path, "")) if not isinstance(line, Reject)]
         session = _ClaudeSession(lines, 0)
     except (OSError, ValueError, RecursionError):
-        return None, {}, {}
+        return _SubagentSession()
     positions: dict[str, _CallPosition] = {
         call: (branch.number, branch.chain or None, step)
         for call, (branch, step) in session.tree.locate_calls().items()
     }
-    return session.run_id, session.tree.agents, positions
+    return _SubagentSession(session.run_id, session.tree.agents, positions, session.tree.list_responses())
 
 
 FORMAT = Format(

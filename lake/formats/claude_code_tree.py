@@ -9,7 +9,10 @@ call. Progress, hooks and attachments hang where they happened. So lines first b
 
 A node with several children that lead to calls is a fork. The main line continues to the newest call; each further
 child begins a branch. Children without calls (a skill's text, a hook's note, a summary) are part of the line they hang
-on. If a person typed one of them, the model never answered it, and it is a loose end.
+on. If a person typed one of them, the model never answered it, and it is a loose end. A line between a call and its
+result was answered with the result.
+
+`/clear` begins a new conversation, which is a separate branch without the lines before it.
 
 Lines of sub-agents (`isSidechain`) are separate chains. A line follows the last line of its chain if its parent is not
 in the file.
@@ -24,6 +27,7 @@ import msgspec
 from lake.formats.base.fields import parse_time
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.sessions import Line, check_version, is_content
+from lake.ids import bytes_hash
 
 NEWEST_VERSION = 2
 """The newest known major version of the tool."""
@@ -35,7 +39,8 @@ _MESSAGE_TYPES = frozenset(("user", "assistant"))
 _TREE_TYPES = frozenset((*_MESSAGE_TYPES, "system", "attachment", "progress"))
 _AGENT_TOOLS = frozenset(("Task", "Agent"))
 _MAX_DISTANCE = 1000
-"""Most lines between two lines of one response."""
+"""Most lines between two lines of one response, or between a call and its result."""
+_CLEAR = "<command-name>/clear</command-name>"
 
 
 class ContentPart(msgspec.Struct, gc=False):
@@ -134,6 +139,15 @@ class SessionEvent(msgspec.Struct, gc=False):
             return False
         return not self.content_parts or any(part.type != "tool_result" for part in self.content_parts)
 
+    @property
+    def is_clear(self) -> bool:
+        """Return whether a person cleared the history with it."""
+        if self.chain != MAIN or self.fields.type not in ("user", "system"):
+            return False
+        content = self.fields.message.content if self.fields.message is not None else self.value.get("content")
+        texts = [part.text for part in content] if self.content_parts else [content]
+        return any(isinstance(text, str) and text.lstrip().startswith(_CLEAR) for text in texts)
+
 
 def parse_event(line: Line) -> SessionEvent | None:
     """Return a line of the tree; None for a line about the session.
@@ -170,6 +184,8 @@ class SessionNode(msgspec.Struct):
     is_call: bool
     results: list[SessionEvent] = []
     children: list[int] = []
+    is_answered: bool = False
+    """Whether it lies between a call and its result, so that the next call saw it."""
     newest: tuple[int, int] = (-1, -1)
     """Line numbers of the newest call and of the newest line that a person typed, at or below it; -1 without one."""
 
@@ -178,6 +194,11 @@ class SessionNode(msgspec.Struct):
         """The messages of its lines."""
         return [event.fields.message for event in self.events if event.fields.message is not None]
 
+    def hash_response(self) -> int:
+        """Hash the id and the content of a response, which stay the same in a copy."""
+        parts = [(event.value["message"].get("id"), event.value["message"].get("content")) for event in self.events]
+        return bytes_hash(msgspec.json.encode(parts))
+
 
 class SessionBranch(msgspec.Struct):
     """One line of the tree from its beginning to its end."""
@@ -185,7 +206,9 @@ class SessionBranch(msgspec.Struct):
     chain: str
     nodes: list[SessionNode] = []
     number: int = 0
-    """0 for the main line of a chain; forks are numbered in the order in which they begin."""
+    """0 for the main line of a chain; other branches are numbered in the order in which they begin."""
+    is_conversation: bool = False
+    """Whether it begins with a cleared history."""
     parent: "SessionBranch | None" = None
     parent_step: int | None = None
     lead: list[SessionEvent] = []
@@ -229,6 +252,11 @@ class SessionTree:
         """Return the branch and the step in which each tool call was made."""
         return {call: self._positions[node] for call, node in self._owners.items() if node in self._positions}
 
+    def list_responses(self) -> frozenset[int]:
+        """Return the hashes of the responses on the main line and its forks."""
+        calls = (node for node in self.nodes if node.is_call and node.events[0].chain == MAIN)
+        return frozenset(node.hash_response() for node in calls)
+
     def find_spawner(self, branch: SessionBranch) -> tuple[SessionBranch, int] | None:
         """Return the branch and the step that started the sub-agent of a branch; None if no call in the file did."""
         first = branch.spawned_by
@@ -248,6 +276,7 @@ class SessionTree:
         """Set the chains and parents of lines, and drop copies."""
         last: dict[str, int] = {}
         unique: list[SessionEvent] = []
+        is_cleared = False
         for event in events:
             fields = event.fields
             if fields.uuid is not None and fields.uuid in self._uuids:
@@ -259,8 +288,10 @@ class SessionTree:
                 # Without the key the file has no links at all, and a resumed sub-agent begins a new chain.
                 is_new = link is None and "parentUuid" in event.value and event.chain != fields.agentId
                 is_new = is_new and fields.subtype != "compact_boundary" and not fields.isCompactSummary
-                parent = -1 if is_new else last.get(event.chain, -1)
+                parent = -1 if is_new and not is_cleared else last.get(event.chain, -1)
             event.parent = parent
+            # What follows a cleared history hangs on the command, with or without a link.
+            is_cleared = event.is_clear or (is_cleared and not event.is_call)
             last[event.chain] = len(unique)
             if fields.uuid is not None:
                 self._uuids[fields.uuid] = len(unique)
@@ -298,6 +329,7 @@ class SessionTree:
                 event.node = self._find_answered_call(event, answered)
                 if event.node >= 0:
                     self.nodes[event.node].results.append(event)
+                    self._note_answered(event)
                 else:
                     event.node = self._add_node(event, above, is_call=False)
         for node in reversed(self.nodes):
@@ -349,6 +381,16 @@ class SessionTree:
         answered.update(ids)
         return owner
 
+    def _note_answered(self, result: SessionEvent) -> None:
+        """Note the lines between a call and its result."""
+        index = result.parent
+        for _ in range(_MAX_DISTANCE):
+            node = self._events[index].node if index >= 0 else -1
+            if node < 0 or node == result.node or self.nodes[node].is_call:
+                return
+            self.nodes[node].is_answered = True
+            index = self._events[index].parent
+
     def _note_agent(self, event: SessionEvent) -> None:
         result = event.value.get("toolUseResult", event.value.get("tool_use_result"))
         if isinstance(result, dict) and isinstance(agent := result.get("agentId"), str):
@@ -377,17 +419,23 @@ class SessionTree:
         self.branches += branches
 
     def _grow(self, branch: SessionBranch, starts: list[int]) -> list[tuple[SessionBranch, list[int]]]:
-        """Follow a branch to its end, and return the forks on the way with the node of each beginning."""
+        """Follow a branch to its end, and return the branches that begin on the way with the node of each beginning."""
         forks: list[tuple[SessionBranch, list[int]]] = []
         lead = list(branch.lead)
         steps = 0
         while starts:
+            if branch.nodes and (cleared := [index for index in starts if self._begins_conversation(index)]):
+                conversation = SessionBranch(branch.chain, parent=branch, is_conversation=True)
+                forks += [(conversation, cleared)]
+                starts = [index for index in starts if index not in cleared]
+                continue
             newest = max(starts, key=lambda index: (*self.nodes[index].newest, index))
             for start in starts:
                 if start == newest:
                     continue
                 if self.nodes[start].newest[0] >= 0:
-                    parent = branch if steps or branch.parent is None else branch.parent
+                    is_above = not steps and branch.parent is not None and not branch.is_conversation
+                    parent = branch.parent if is_above else branch
                     step = steps - 1 if steps else branch.parent_step
                     fork = SessionBranch(branch.chain, parent=parent, parent_step=step, lead=list(lead))
                     forks.append((fork, [start]))
@@ -396,7 +444,7 @@ class SessionTree:
                 while waiting:
                     subtree.append(self.nodes[waiting.pop()])
                     waiting += reversed(subtree[-1].children)
-                if self.nodes[start].newest[1] >= 0:
+                if self.nodes[start].newest[1] >= 0 and not any(node.is_answered for node in subtree):
                     branch.loose_ends += [node.events[0] for node in subtree]
                 else:
                     branch.nodes += subtree
@@ -411,3 +459,7 @@ class SessionTree:
                 lead.append(node.events[0])
             starts = node.children
         return forks
+
+    def _begins_conversation(self, index: int) -> bool:
+        """Return whether a node clears the history before further calls."""
+        return self.nodes[index].newest[0] >= 0 and self.nodes[index].events[0].is_clear

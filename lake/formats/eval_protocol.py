@@ -62,6 +62,7 @@ from lake.formats.base.fields import (
     parse_count,
     parse_number,
     parse_time,
+    split_prompt_group,
 )
 from lake.formats.base.format import FileHead, Format, Item, find_folder_above, read_head_or_other
 from lake.formats.base.json_array import Element, Rewriter, find_not_a_number, find_repeated_key
@@ -656,6 +657,7 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     if (task_id := as_text(metadata.get("row_id"))) is None:
         prompt = row.messages[: chat.message_indices[0]] if chat.message_indices else row.messages
         task_id = ids.to_text(ids.bytes_hash(msgspec.json.encode(prompt)))
+        task_id = split_prompt_group(file, task_id, truth=value.get("ground_truth"))
     rollout_id, run_id, experiment = (
         as_text(execution.get(key)) or as_text(value.get(key)) for key in ("rollout_id", "run_id", "experiment_id")
     )
@@ -729,7 +731,7 @@ def _parse_messages(messages: list[Any]) -> ChatDecisions:
     chat = parse_chat(messages)
     for step in chat.steps:
         if step.extra and step.extra.get("weight") in (0, 1):
-            step.trainable = step.extra.pop("weight") != 0
+            del step.extra["weight"]
             step.extra = step.extra or None
     return chat
 

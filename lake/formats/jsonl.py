@@ -97,5 +97,12 @@ def _build_reject(number: int, line: bytes, text: bytes) -> Reject:
 
 
 FORMAT = Format(
-    NAME, "one episode a line; docs/reference/jsonl.md", recognise, read, no_trajectory, by_line=True, any_line=True
+    NAME,
+    "one episode a line; docs/reference/jsonl.md",
+    recognise,
+    read,
+    no_trajectory,
+    by_line=True,
+    any_line=True,
+    is_exact=True,
 )

@@ -38,6 +38,7 @@ from lake.formats.base.json_array import Element, to_json_text
 from lake.formats.base.rows import ShapeError, convert_value, read_values, read_with_partial
 from lake.formats.base.source import Input
 from lake.formats.otlp.conventions import (
+    LANGFUSE_CAPTURE,
     build_genai_call,
     build_genai_tool,
     build_openinference_call,
@@ -386,6 +387,7 @@ def _convert_trace(
         attempt=file.next_index(NAME, trace_id),
         run_id=run_id if item else None,
         environment=get_text(fields, "name"),
+        capture_setting=LANGFUSE_CAPTURE,
         ground_truth=decode_payload(expected),
         extra=extra | {"trace": _get_extra(fields, rows)} | ({"lost_observations": len(lost)} if lost else {}),
     )

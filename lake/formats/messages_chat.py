@@ -14,13 +14,15 @@ Files: JSON Lines, a JSON array, one object, or Parquet. `lake.formats.chat.data
     {input, preferred_output, non_preferred_output}             the same (OpenAI)
     {messages, rejected_response or rejected_messages}          the same (ms-swift); also {query, response,
                                                                 rejected_response}, {instruction, output: [two texts]}
-    {..., label: true}                                          the score `label` (KTO); also `kto_tag`
+    {..., label: true}                                          the score `label` (KTO); also `kto_tag`, and `target`
+                                                                (nebius), `is_success` and others of `SCORE_COLUMNS`
 
 Episode: a row; a pair of answers is two siblings. The task is the file's id column: the first of `TASK_ID_COLUMNS` that
 the first row has. Rows with one id are siblings. Without an id column the task is the row's number, from 1.
 
 Step: an assistant message after the prompt. Those in the prompt, and the common beginning of chosen and rejected, are
-history. A message of weight 0 (`weight`, `loss_weight`, `train`, `loss`) is a decision that is not trained on.
+history. A message that a row or the message excludes from training (`lake.formats.base.rules`) is a decision that is
+not trained on.
 
 Reward: none, because rows do not say that an environment gave their numbers. `reward`, `score`, `rating`, `resolved`,
 and `rewards` and `scores` (objects of several) are scores; for a pair also `score_chosen` or `chosen_score`. A row of
@@ -43,6 +45,7 @@ from lake.formats.base.source import Input
 from lake.formats.chat.data_sets import (
     EPISODE_COLUMNS,
     EPISODE_NAMES,
+    FLAG_COLUMNS,
     SCORE_COLUMNS,
     SIDES,
     apply_episode_names,
@@ -208,7 +211,7 @@ def _add_columns(record: EpisodeRecord, columns: dict[str, Any], scores: ScoreLi
         if key in ("rewards", "scores") and isinstance(score, dict):
             for name, named_score in columns.pop(key).items():
                 scores.add(name, named_score)
-        elif parse_number(score) is not None and (key != "label" or score in (0, 1)):
+        elif parse_number(score) is not None and (key not in FLAG_COLUMNS or score in (0, 1)):
             scores.add(key, columns.pop(key))
     for key in ("tools", "functions"):
         column = columns.get(key)

@@ -29,11 +29,13 @@ import msgspec
 
 from lake.formats.base.fields import (
     ScoreList,
+    as_text,
     choose_rollout_index,
     is_score_name,
     make_prompt_task_id,
     parse_count,
     parse_number,
+    split_prompt_group,
 )
 from lake.formats.base.format import FileHead, Format, Item
 from lake.formats.base.rows import convert_values, omit_fields, read_line_values
@@ -135,7 +137,10 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     request, response = row.responses_create_params, row.response or _GymResponse()
     chat = _parse_response(request, response)
     names = [str(name) for name in (row.task_index, row.task_idx) if name is not None and str(name).strip()]
+    truths = [value[key] for key in ("ground_truth", "expected_answer") if value.get(key) is not None]
     task = names[0] if names else make_prompt_task_id([request.instructions, request.input])
+    if not names:
+        task = split_prompt_group(file, task, key=as_text(value.get("_ng_group_id")), truth=truths)
     agent_id = name if isinstance(name := (row.agent_ref or {}).get("name"), str) else None
     extra = omit_fields(value, *_MAPPED_KEYS) or {}
     scores = ScoreList()
@@ -143,7 +148,6 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
         scores.add("reward", row.reward)
     for key in [key for key, score in extra.items() if is_score_name(key) and parse_number(score) is not None]:
         scores.add(key, extra.pop(key))
-    truths = [value[key] for key in ("ground_truth", "expected_answer") if value.get(key) is not None]
     if truths[1:]:
         extra["expected_answer"] = truths[1]
     usage = response.usage or _GymUsage()

@@ -6,12 +6,14 @@
     content               texts of the messages, or messages with roles (validation)  decisions, observations
     rewards, accuracy     the environment's reward; further ones                      return, scores
     token_ids, token_loss_mask, generation_logprobs, input_lengths                    exact tokens of decisions
-    step, sample_id, metadata, prompt_ids     newer dumps, which have no content      round; extra; task; extra
+    step, metadata, prompt_ids                newer dumps, which have no content      round; extra; task
+    sample_id {group}_g{number}, group_id     newer dumps                             group; extra
+    sample_loss_mask                          0: not trained on                       steps; extra
     agent_ref             {name}                                                      agent
-    advantages, prev_logprobs, sample_loss_mask, ...                                  extra: computed in training
+    advantages, prev_logprobs, ...                                                    extra: computed in training
 
-Episode: a line. Equal prompts are siblings, because the file has no groups; the task is the hash of the prompt. Older
-files have their training step only in their file name.
+Episode: a line. Equal prompts are siblings, unless newer dumps name their groups; the task is the hash of the prompt.
+Older files have their training step only in their file name.
 Step: a run of masked tokens, which one call sampled. Texts have no roles: they alternate as the mask does, observed
 and sampled, and additional ones at the beginning are prompt. With fewer texts than runs, the sample is one decision
 without text, with its tokens. Without a mask, texts alternate from an observed one on. Observed texts become the
@@ -28,7 +30,16 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import ScoreList, is_score_name, make_prompt_task_id, parse_count, parse_number
+from lake.formats.base.canonical import list_non_text_parts
+from lake.formats.base.fields import (
+    ScoreList,
+    as_text,
+    is_score_name,
+    make_prompt_task_id,
+    parse_count,
+    parse_number,
+    split_prompt_group,
+)
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder
 from lake.formats.base.rows import ShapeError, convert_values, read_line_values
 from lake.formats.base.source import Input, get_stem
@@ -36,6 +47,7 @@ from lake.formats.chat.messages import ChatDecisions, Message, join_text, parse_
 from lake.records import EpisodeRecord, Index, StepRecord, TokensRecord
 
 NAME = "nemo_rl"
+_SAMPLE = re.compile(r"(.+)_g\d+(?:_\w+)?")
 _FILE_NAME = re.compile(r"(train|val)_data_step(\d{1,9})")
 _BATCH_KEYS = ("content", "token_ids", "rewards", "input_lengths", "token_loss_mask", "generation_logprobs")
 TokenRun = tuple[bool, int, int]
@@ -85,11 +97,19 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
         scores.add(key, row.pop(key))
     file_name = _FILE_NAME.fullmatch(get_stem(file.path))
     prompt = [join_text(message.get("content")) for message in chat.initial_messages]
-    task = make_prompt_task_id(prompt or row.get("prompt_ids") or prompt_ids)
+    images = [message["content"] for message in chat.initial_messages if list_non_text_parts([message])]
     agent_id = agent.get("name") if isinstance(agent := row.get("agent_ref"), dict) else None
     if isinstance(agent_id, str) and isinstance(agent, dict) and agent.keys() == {"name"}:
         del row["agent_ref"]
     step = parse_count(row.pop("step", None))
+    sample = _SAMPLE.fullmatch(as_text(row.get("sample_id")) or "")
+    task = split_prompt_group(
+        file,
+        make_prompt_task_id(prompt or row.get("prompt_ids") or prompt_ids),
+        collection_round=step,
+        key=as_text(row.get("group_id")) or (sample[1] if sample else None),
+        truth=images,
+    )
     return EpisodeRecord(
         task_id=task,
         rollout_index=file.next_index(step, task),

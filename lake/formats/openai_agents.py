@@ -52,6 +52,8 @@ _COUNTED = frozenset(
 )
 _SETTINGS = ("temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "reasoning", "text")
 _SPAN_KEYS = ("object", "id", "trace_id", "parent_id", "started_at", "ended_at", "error")
+_CAPTURE = "trace_include_sensitive_data=True of RunConfig, or OPENAI_AGENTS_TRACE_INCLUDE_SENSITIVE_DATA=1"
+_RESPONSE_CAPTURE = f"an exporter that adds input and response to spans of responses (export() omits them); {_CAPTURE}"
 _TURN_LIMIT = "Max turns exceeded"
 _NO_TRACE = "no trace, no span: valid are objects {object: trace, id} and {object: trace.span, id, trace_id}"
 
@@ -150,6 +152,8 @@ def _build_trace_episodes(trace_id: str, lines: list[Any], lost: int, file: Inpu
     extra |= {} if fields else {"trace": "its own line is missing"}
     environment = get_text(fields, "workflow_name")
     trace = Trace(id=trace_id, spans=spans, task_id=trace_id, environment=environment, extra=extra)
+    is_of_responses = any(span.call is not None and span.attributes.get("type") == "response" for span in spans)
+    trace.capture_setting = _RESPONSE_CAPTURE if is_of_responses else _CAPTURE
     records = build_episodes(trace, file, NAME)
     for record in records:
         if record.error is not None and record.error.startswith(_TURN_LIMIT):

@@ -20,7 +20,8 @@ decision; the chat before it is context.
 Step: the events of one answer of the model; see `lake.formats.openhands_events`.
 
 Reward: the verdict of an evaluation in `test_result` (`resolved` of the report, or another name of `_VERDICTS`) is the
-return, and each verdict is a score. Refused: events of a wrong shape, one by one; and base_state.json alone.
+return, and each verdict is a score. OpenAgentSafety's `final_score` {result, total} is `resolved` if the result is the
+total and not 0. Refused: events of a wrong shape, one by one; and base_state.json alone.
 
 Source: the event serialisation of OpenHands 0.x, openhands-sdk 1.58.2, and files of both.
 """
@@ -303,8 +304,10 @@ def _add_scores(record: EpisodeRecord, value: dict[str, Any]) -> None:
     for name, score in (report | verdicts).items():
         if isinstance(score, bool) or (name in verdicts and parse_number(score) is not None):
             scores.add(name, score)
-    for name, score in as_object(result.get("final_score")).items():
-        scores.add(f"final_score.{name}", score)
+    points = as_object(result.get("final_score"))
+    if (earned := parse_number(points.get("result"))) is not None and "resolved" not in verdicts:
+        verdicts = {"resolved": 0 < earned == parse_number(points.get("total"))} | verdicts
+        scores.add("resolved", verdicts["resolved"], metrics=points)
     if isinstance(value.get("success"), bool):
         # The resolver's model judges its own work here; the environment has no part in it.
         scores.add("success", value["success"], reason=value.get("result_explanation"))

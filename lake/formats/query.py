@@ -407,5 +407,5 @@ def _connect() -> "duckdb.DuckDBPyConnection":
     return duckdb.connect(config={"threads": 1, "preserve_insertion_order": True, "python_enable_replacements": False})
 
 
-FORMAT = Format(NAME, "rows of a SELECT (--query)", lambda _: False, read)
-FRAME_FORMAT = Format(FRAME_NAME, "rows of a frame (lake.ingest_frame)", lambda _: False, read_frame)
+FORMAT = Format(NAME, "rows of a SELECT (--query)", lambda _: False, read, is_exact=True)
+FRAME_FORMAT = Format(FRAME_NAME, "rows of a frame (lake.ingest_frame)", lambda _: False, read_frame, is_exact=True)

@@ -237,7 +237,7 @@ class _HistoryAlignment:
                 previous = chat.steps[-1]
                 previous.extra = (previous.extra or {}) | {"observation": last.observation}
             chat.steps.append(build_decision(self._build_message(index, match), since, is_first=index == 0))
-            chat.steps[-1].trainable = entry.is_call
+            chat.steps[-1].trainable &= entry.is_call
             if entry.is_call and entry.response and entry.action is not None and not entry.action.strip():
                 chat.steps[-1].is_action_valid = False
             last = entry

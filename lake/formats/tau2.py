@@ -32,7 +32,7 @@ Refused: lists of tasks, metadata of submissions, simulations whose fields have 
 Source: src/tau2/data_model of the tau2-bench repository (Sierra, MIT), the files of its leaderboard, 2025 to 2026.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,6 +120,12 @@ def read(file: Input) -> Iterator[Item]:
     if is_empty:
         run.run_id = _choose_run_id(file, file.path.parent)
         yield from _read_folder(file, run)
+
+
+def _list_simulations(path: Path) -> Iterable[Path]:
+    """List the files of a folder whose index a file is."""
+    is_index = path.name == "results.json" and not read_head_or_other(path).first.get("simulations")
+    return path.parent.glob("simulations/*.json") if is_index else ()
 
 
 def parse_simulation(raw_messages: Sequence[Any], history: Any) -> ChatDecisions:
@@ -486,4 +492,6 @@ def _build_scores(reward: _RewardInfo, raw_reward: dict[str, Any]) -> list[Score
     return scores.records
 
 
-FORMAT = Format(NAME, "tau2-bench results and simulations", recognise, read, no_trajectory)
+FORMAT = Format(
+    NAME, "tau2-bench results and simulations", recognise, read, no_trajectory, list_parts=_list_simulations
+)

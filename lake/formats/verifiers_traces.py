@@ -416,8 +416,9 @@ class TraceReader:
         time, sampling = as_object(call.get("time")), as_object(call.get("sampling"))
         start, end = parse_number(time.get("start")), parse_number(time.get("end"))
         prompt = parse_count(usage.get("prompt_tokens"))
-        step.agent_id, step.trainable = self.trace.agent.name, self.trace.agent.trainable
-        step.policy_version = self.shared.version if step.trainable else None
+        is_trained = self.trace.agent.trainable
+        step.agent_id, step.trainable = self.trace.agent.name, step.trainable and is_trained
+        step.policy_version = self.shared.version if is_trained else None
         step.model = as_text(call.get("model"))
         step.finish_reason = as_text(call.get("finish_reason") or extra.pop("finish_reason", None))
         step.prompt_tokens = None if prompt is None else prompt + (parse_count(usage.get("cached_input_tokens")) or 0)

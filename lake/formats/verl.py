@@ -6,12 +6,13 @@
     score           sum of the token-level scores                          return, and the score `score`
     gts             ground truth; absent from older files                  ground truth
     step            training step                                          collection round
-    uid             {prompt}_{session}_{output}; newer files               the session of an output
+    uid             {prompt}_{session}_{output}; newer files               the group, and the session of an output
     <further>       of the reward function: acc, pred, ...; request_id     scores where named like one, else extra
     scores          numbers of scorers, in Trajlake's own export           a score each
 
-Episode: a line, with one step, because a response is one text even if it holds turns of tools. Equal inputs of a step
-are siblings: the task is the hash of the input, and they are numbered in file order. Further outputs of a session (an
+Episode: a line, with one step, because a response is one text even if it holds turns of tools. Siblings have the same
+input and prompt of the `uid`, without one the same ground truth. The task is the hash of the input; they are numbered
+in file order. Rows with the `uid` of the trainer's padding are no rollouts. Further outputs of a session (an
 agent loop that rewrote its history) continue the previous one. A score of NaN, which Python writes into JSON, is not a
 return. Refused: lines whose fields have wrong types.
 
@@ -23,7 +24,15 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import ScoreList, is_score_name, make_prompt_task_id, parse_finite, parse_number
+from lake.formats.base.fields import (
+    ScoreList,
+    as_text,
+    is_score_name,
+    make_prompt_task_id,
+    parse_finite,
+    parse_number,
+    split_prompt_group,
+)
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder
 from lake.formats.base.rows import convert_values, make_episode_text_id, omit_fields, read_line_values
 from lake.formats.base.source import Input
@@ -81,7 +90,11 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     score_keys = [key for key, score in extra_fields.items() if is_score_name(key) and parse_number(score) is not None]
     for key in score_keys:
         scores.add(key, extra_fields.pop(key))
+    session, output = _parse_uid(value.get("uid"))
+    key = session.rpartition("_")[0] or as_text(value.get("uid"))
     task = make_prompt_task_id(row.input)
+    if not is_exported:
+        task = split_prompt_group(file, task, collection_round=row.step, key=key, truth=row.gts)
     extra = {key: field for key, field in extra_fields.items() if not is_exported or key not in EPISODE_COLUMNS}
     record = EpisodeRecord(
         task_id=task,
@@ -96,7 +109,6 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     if is_exported:
         apply_episode_names(record, extra_fields)
         return record
-    session, output = _parse_uid(value.get("uid"))
     first, last, last_session = file.memory.get("session", (None, None, None))
     if output > 0 and last_session == (row.step, session):
         record.task_id, record.rollout_index = first.task_id, first.rollout_index

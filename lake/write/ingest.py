@@ -34,7 +34,7 @@ import polars as pl
 from lake import ids
 from lake.errors import FormatError, UsageError
 from lake.execution.executor import Executor, map_with_items, reuse_in_worker
-from lake.formats import FORMATS
+from lake.formats import get_format
 from lake.formats.base.format import Item
 from lake.formats.base.secrets import redact, remove_keys
 from lake.formats.base.source import Input, find_line_cuts, is_packed
@@ -210,7 +210,7 @@ def read_items(files: Iterable[PlannedFile], runs: RunLookup | None = None) -> I
 
 def _read_file(file: PlannedFile, runs: RunLookup | None) -> Iterator[Item]:
     """Return a file's records and rejects, in the run that they belong to."""
-    items = file.format.reader(file.input)
+    items = file.format.read_items(file.input)
     if runs is None or file.is_run_given:
         return items
     file.is_run_given = True
@@ -221,14 +221,15 @@ def _read_file(file: PlannedFile, runs: RunLookup | None) -> Iterator[Item]:
             no_run = item[1].run_id is None
             other_runs = runs.find_other_runs(item[1], default_run, file.format) if no_run else []
             if other_runs:
-                reader = file.format.reader(Input(file.file.path, default_run))
+                reader = file.format.read_items(file.input.reopen(default_run))
                 first = [item[1] for item in islice(reader, COMPARED) if not isinstance(item, Reject)]
                 run = next((run for run in other_runs if runs.has_records(first, run, file.format)), default_run)
                 if run != default_run:
-                    last = file.input
-                    last.meter.done = 0
-                    file.input = Input(last.path, run, last.meter, may_grow=last.may_grow, is_strict=last.is_strict)
-                    return file.format.reader(file.input)
+                    meter = file.input.meter
+                    meter.done = 0
+                    file.input = file.input.reopen(run)
+                    file.input.meter = meter
+                    return file.format.read_items(file.input)
             break
     return chain(first_items, items)
 
@@ -318,9 +319,11 @@ class FileSlice:
 
     file: File
     format: str
+    """Name of the format, or path of its declaration."""
     run_id: str
     is_run_given: bool
     is_strict: bool
+    errors_count: bool
     from_line: int = 0
     from_byte: int = 0
     until_byte: int | None = None
@@ -329,8 +332,8 @@ class FileSlice:
     def of(cls, planned: PlannedFile, start: tuple[int, int] = (0, 0), until: int | None = None) -> "FileSlice":
         """Slice an unread file from a line and byte (`find_line_cuts`) up to a byte."""
         file = replace(planned.file, path=planned.file.path.absolute())  # a worker may run in another folder
-        options = planned.input.run_id, planned.is_run_given, planned.input.is_strict
-        return cls(file, planned.format.name, *options, *start, until)
+        options = planned.is_run_given, planned.input.is_strict, planned.input.errors_count
+        return cls(file, planned.format.location or planned.format.name, planned.input.run_id, *options, *start, until)
 
     def to_planned(self) -> PlannedFile:
         """Return the unread lines. Raises FormatError: the file is not on this machine."""
@@ -346,8 +349,9 @@ class FileSlice:
             from_byte=self.from_byte,
             until_byte=self.until_byte,
             is_strict=self.is_strict,
+            errors_count=self.errors_count,
         )
-        return PlannedFile(self.file, FORMATS[self.format], lines, self.is_run_given)
+        return PlannedFile(self.file, get_format(self.format), lines, self.is_run_given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,7 +527,7 @@ def _slice_file(file: PlannedFile, runs: RunLookup) -> Iterator[tuple[FileSlice,
         return
     # Settle the run by reading the first records, and reset the input.
     next(_read_file(file, runs), None)
-    file.input = Input(file.input.path, file.input.run_id, is_strict=file.input.is_strict)
+    file.input = file.input.reopen(file.input.run_id)
     start = (0, 0)
     for end in find_line_cuts(path, PART_BYTES):
         yield FileSlice.of(file, start, end[1]), end[1] - start[1]
@@ -552,6 +556,7 @@ def ingest(
     executor: Executor | None = None,
     follow_links: bool = False,
     is_strict: bool = False,
+    errors_count: bool = False,
 ) -> Report:
     """Read a file, a folder, a glob or a URI into a lake. The report counts records, and steps of the new episodes.
 
@@ -562,6 +567,7 @@ def ingest(
         executor: reads files and writes their rows in parts; default: this process.
         follow_links: whether to follow links in a folder to files outside of it.
         is_strict: whether to refuse records with keys that their reader does not know.
+        errors_count: whether the reward of a rollout that failed is its return.
 
     Raises:
         FormatError: see `plan_ingest`.
@@ -569,7 +575,8 @@ def ingest(
     """
     stdin = getattr(sys.stdin, "buffer", BytesIO())
     with locate_arguments([str(path)], stdin, follow_links=follow_links) as (argument,):
-        plan = plan_ingest(argument, run_id=run_id, format_name=format_name, is_strict=is_strict)
+        options = {"is_strict": is_strict, "errors_count": errors_count}
+        plan = plan_ingest(argument, run_id=run_id, format_name=format_name, **options)
         return run_plan(lake, plan, batch_size=batch_size, progress=progress, executor=executor)
 
 

@@ -272,7 +272,7 @@ def _move_payloads(
     frame: pl.DataFrame, table: Table, blobs: dict[int, Blob], used: dict[int, set[int]]
 ) -> pl.DataFrame:
     for column in table.columns:
-        if column.type is not Type.JSON:
+        if column.type is not Type.JSON or column.name not in frame.columns:
             continue
         cells = frame[column.name]
         long = (cells.str.len_bytes() > LIMIT).fill_null(value=False).arg_true()
@@ -356,6 +356,15 @@ def build_steps_frame(records: Sequence[EpisodeRecord], identities: Sequence[Ide
     columns["write_id"] = [write_id] * len(steps_S)
     columns["state_hash"] = [None if step.state is None else ids.text_hash(step.state) for step in steps_S]
     return _fill(STEPS, steps_S, columns)
+
+
+def list_stored_decisions(steps: Sequence[StepRecord]) -> list[tuple[str, str | None]]:
+    """Return the action and the tool calls of steps as the table has them."""
+    columns = {"episode_id": [0] * len(steps), "action": [step.action for step in steps]}
+    columns["tool_calls"] = [encode_json(step.tool_calls) for step in steps]
+    schema = {name: STEPS.polars()[name] for name in columns}
+    frame = _move_payloads(remove_table_keys("steps", pl.DataFrame(columns, schema=schema)), STEPS, {}, {})
+    return list(frame.select("action", "tool_calls").iter_rows())
 
 
 def build_spans_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity], write_id: int) -> pl.DataFrame:

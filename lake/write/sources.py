@@ -527,19 +527,19 @@ class Report(msgspec.Struct):
         """Return `notes` as sentences, with the number of each."""
         names: dict[str, dict[str, list[str]]] = {}
         for note, number in sorted(self.notes.items(), key=lambda pair: (pair[0][:2], -pair[1], pair[0].name)):
-            name = count_noun(number, note.name) if note.kind == "unrecorded" else f"{note.name} ({number})"
+            name = f"{note.name} ({number})" if note.kind == "unknown" else count_noun(number, note.name)
             names.setdefault(note.kind, {}).setdefault(redact(note.subject), []).append(redact(name))
         sentences = [
             f"not recorded: {', '.join(contents)}. Steps without an answer are not trained on. To record it: {setting}"
             for setting, contents in names.get("unrecorded", {}).items()
         ]
-        holders = [
-            f"{holder}: {', '.join(keys[:_MOST_NAMES])}" + f", {len(keys) - _MOST_NAMES} more" * (len(keys) > _MOST_NAMES)
-            for holder, keys in names.get("unknown", {}).items()
-        ]
+        holders = []
+        for holder, keys in names.get("unknown", {}).items():
+            rest = [f"{len(keys) - _MOST_NAMES} more"] if len(keys) > _MOST_NAMES else []
+            holders.append(f"{holder}: {', '.join(keys[:_MOST_NAMES] + rest)}")
         if holders:
             sentences.append(f"unknown to the reader: {'; '.join(holders)}. --strict refuses records with such keys")
-        return sentences
+        return sentences + [f"{rule}: {', '.join(counts)}" for rule, counts in names.get("rule", {}).items()]
 
 
 class PlannedFile(msgspec.Struct):
@@ -585,13 +585,19 @@ class IngestPlan(msgspec.Struct):
 
 
 def plan_ingest(
-    argument: Argument, *, run_id: str | None = None, format_name: str | None = None, is_strict: bool = False
+    argument: Argument,
+    *,
+    run_id: str | None = None,
+    format_name: str | None = None,
+    is_strict: bool = False,
+    errors_count: bool = False,
 ) -> IngestPlan:
     """Choose formats and runs for the new files of an argument; needs no lake.
 
     Args:
         run_id: run of records without one; default: see the module.
         is_strict: whether to refuse records with keys that their reader does not know.
+        errors_count: whether the reward of a rollout that failed is its return.
 
     Raises:
         FormatError: a named file is missing, empty, of an unknown format or without trajectories; or all files of a
@@ -602,11 +608,16 @@ def plan_ingest(
     skipped = dict(argument.left_out)
     for file in argument.files:
         try:
-            files.append(plan_file(file, run_id=run_id, format_name=format_name, is_strict=is_strict))
+            options = {"is_strict": is_strict, "errors_count": errors_count}
+            files.append(plan_file(file, run_id=run_id, format_name=format_name, **options))
         except FormatError as error:
             if not argument.label:
                 raise FormatError(str(error).replace(str(file.path), argument.name)) from error
             skipped[file.name] = describe_skip(error, file)
+    parts = {part for planned in files for part in planned.format.list_parts(planned.file.path)}
+    again = [planned.file.name for planned in files if planned.file.path in parts]
+    skipped |= dict.fromkeys(again, "is read with the file that lists it")
+    files = [planned for planned in files if planned.file.path not in parts]
     if argument.files and not files:
         name, why = next((file.name, skipped[file.name]) for file in argument.files)
         suffix = f" (and {len(skipped) - 1} more files)" if len(skipped) > 1 else ""
@@ -614,7 +625,9 @@ def plan_ingest(
     return build_plan(argument, files, skipped, run_id)
 
 
-def plan_file(file: File, *, run_id: str | None, format_name: str | None, is_strict: bool) -> PlannedFile:
+def plan_file(
+    file: File, *, run_id: str | None, format_name: str | None, is_strict: bool, errors_count: bool
+) -> PlannedFile:
     """Choose a file's format and run.
 
     Raises FormatError, UsageError: see `plan_ingest`; QueryError: an invalid query.
@@ -623,7 +636,7 @@ def plan_file(file: File, *, run_id: str | None, format_name: str | None, is_str
     columns = query.check_query(file.path) if fmt.name == query.NAME else ""
     run = name_run(file, fmt) if run_id is None else printable(run_id)
     check_run_name(run)
-    source = Input(file.path, run, is_strict=is_strict)
+    source = Input(file.path, run, is_strict=is_strict, errors_count=errors_count)
     return PlannedFile(file, fmt, source, is_run_given=run_id is not None, columns=columns)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from lake.errors import FormatError, TrajlakeError, UsageError
-from lake.formats import FORMATS, NAMES, query
+from lake.formats import get_format, query
 from lake.formats.base.format import read_head
 from lake.formats.base.source import TAIL, Input, is_packed
 from lake.records import check_run_name
@@ -72,6 +72,8 @@ class Watched(msgspec.Struct):
     """Whether to follow links in folders to files outside of them."""
     is_strict: bool = False
     """Whether to refuse records with keys that their reader does not know."""
+    errors_count: bool = False
+    """Whether the reward of a rollout that failed is its return."""
     quiet_seconds: float = QUIET_SECONDS
     files: dict[Path, _FileState] = msgspec.field(default_factory=dict)
     reported: set[tuple[str, str, str]] = msgspec.field(default_factory=set)
@@ -84,8 +86,8 @@ class Watched(msgspec.Struct):
                 raise UsageError(f"{name!r} cannot be watched; valid: files, folders and globs of this machine")
         if self.format_name == query.NAME:
             raise UsageError("the rows of a query cannot be watched; run it again when its files have grown")
-        if self.format_name is not None and self.format_name not in FORMATS:
-            raise FormatError(f"there is no format {self.format_name!r}; known: {', '.join(NAMES)}")
+        if self.format_name is not None:
+            get_format(self.format_name)
         if self.run_id is not None:
             check_run_name(self.run_id)
 
@@ -171,7 +173,11 @@ class Watched(msgspec.Struct):
         is_quiet = now - state.since >= self.quiet_seconds
         try:
             planned = plan_file(
-                file, run_id=self.run_id, format_name=self.format_name, is_strict=self.is_strict
+                file,
+                run_id=self.run_id,
+                format_name=self.format_name,
+                is_strict=self.is_strict,
+                errors_count=self.errors_count,
             )
             planned.input.may_grow = _is_line_file(file.path)
         except FormatError:

@@ -10,26 +10,24 @@
 So a crash at any instruction leaves all of a batch visible or nothing. Writing the same records again adds nothing, in
 any batches and next to any number of writers.
 
-A session that continues is read again and again, longer each time. A reading replaces the current one if it has more
-steps, or as many and a later end. With as many steps and the same end, it replaces it unless it was taken before. Any
-other reading is an earlier state of the session and changes nothing.
+`lake.write.growth` says which episode a document of a growing file is.
 """
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from lake import ids
-from lake.read.parquet import collect_rows, scan_files
+from lake.read.parquet import DataFile, collect_rows, scan_pruned
 from lake.records import EpisodeRecord, Identity, identify
 from lake.storage.store import Store
-from lake.tables import EPISODES, TABLES
+from lake.tables import TABLES
 from lake.tables.contracts import conform
+from lake.write.growth import WRITTEN, Decision, Placement, Placer, Reading, list_paths, make_extent
 from lake.write.ledger import (
     Attempt,
     AttemptCollector,
@@ -37,7 +35,6 @@ from lake.write.ledger import (
     EpisodeLookup,
     Ledger,
     NewEpisode,
-    Slot,
     find_successors,
 )
 from lake.write.rows import (
@@ -47,14 +44,13 @@ from lake.write.rows import (
     build_steps_frame,
     build_tokens_frame,
     extract_blobs,
+    list_stored_decisions,
     remove_episode_keys,
 )
 
 if TYPE_CHECKING:
     from lake.write.group_commit.client import GroupCommit
 
-_Extent = tuple[int, datetime]
-"""Number of steps and end of a session; a longer session compares greater."""
 _MAX_LOSSES = 3
 """Lost races after which a batch goes to the committer instead, once."""
 
@@ -68,6 +64,10 @@ class BatchOutcome:
     present: int = 0
     replaced: int = 0
     """New ones that replace an earlier reading of the same session."""
+    siblings: int = 0
+    """New ones that share the key of another rollout."""
+    shorter: int = 0
+    """Present ones that hold less than the lake, and that it never read before."""
     conflicts: list[int] = field(default_factory=list)
     """Positions in the batch of records whose key is present with other content."""
     forgotten: list[int] = field(default_factory=list)
@@ -103,12 +103,16 @@ class EpisodeWriter:
         The writer skips records that are present with the same content, and reports those with other content.
 
         Args:
-            session_positions: positions of records of sessions that may continue. A record that is further than the
-                current reading becomes the next attempt, which replaces that reading; its `attempt` is set. Any other
-                record counts as present, and its scores are dropped, because they are older too.
+            session_positions: positions of records of documents that may grow (`lake.write.growth`). The writer sets
+                their rollout index, their attempt and the ids of their parents. An earlier state counts as present, and
+                its scores are dropped, because they are older too.
         """
         identities = [identify(record, record.run_id or "") for record in records]
-        first_attempts = {position: records[position].attempt for position in session_positions}
+        originals = {
+            position: (identities[position], record.rollout_index, record.attempt, *_get_parents(record))
+            for position in session_positions
+            for record in [records[position]]
+        }
         batch_write_ids: set[int] = set()
         with self._lock:
             while True:
@@ -123,7 +127,7 @@ class EpisodeWriter:
                     lookup = (committer or self._ledger).look_up(
                         {identity.episode_id for identity in identities}, {identity.group_id for identity in identities}
                     )
-                    positions, outcome = self._classify(records, identities, first_attempts, lookup, batch_write_ids)
+                    positions, outcome = self._classify(records, identities, originals, lookup, batch_write_ids)
                     if not positions:
                         return outcome
                     new = [(records[position], identities[position]) for position in positions]
@@ -194,7 +198,7 @@ class EpisodeWriter:
         self,
         records: Sequence[EpisodeRecord],
         identities: list[Identity],
-        first_attempts: Mapping[int, int],
+        originals: Mapping[int, "_Original"],
         lookup: EpisodeLookup,
         batch_write_ids: Collection[int],
     ) -> tuple[list[int], BatchOutcome]:
@@ -203,57 +207,47 @@ class EpisodeWriter:
         A key's second record in the batch counts as if its first were in the lake, so batching changes nothing.
 
         Args:
-            identities: those of session records are replaced by the identities of the attempts that they become.
-            first_attempts: position of each session record -> the attempt that it was read as.
+            identities: those of documents that may grow are replaced by those that they get.
+            originals: position of each such document -> the identity and key that its reader gave it.
             batch_write_ids: attempts of this batch with an unknown outcome; an episode of one of them counts as new.
         """
         contents = {episode_id: content for episode_id, (content, _) in lookup.contents.items()}
         from_batch = {
             episode_id: write_id for episode_id, (_, write_id) in lookup.contents.items() if write_id in batch_write_ids
         }
-        session_slots = {_get_slot(records[position], identities[position]) for position in first_attempts}
-        sessions = {
-            slot: _Session(last.attempt, Identity(last.episode_id, slot[0], last.content_hash, ""))
-            for slot, last in lookup.newest.items()
-            if slot in session_slots
-        }
 
-        def look_up_contents(earlier: Collection[Identity]) -> list[int | None]:
-            """Return the stored content of earlier attempts; None for one that the lake does not hold."""
-            stored = self._ledger.recall((identity.episode_id for identity in earlier), ()).contents
-            return [
-                contents.get(identity.episode_id, stored.get(identity.episode_id, (None, 0))[0]) for identity in earlier
-            ]
+        def look_up_contents(episode_ids: Collection[int]) -> list[int | None]:
+            """Return the stored contents of episodes; None for one that the lake does not hold."""
+            stored = self._ledger.recall(episode_ids, ()).contents
+            return [contents.get(episode_id, stored.get(episode_id, (None, 0))[0]) for episode_id in episode_ids]
 
-        def get_extent(session: _Session) -> _Extent:
-            if session.extent is None:
-                self._measure(sessions.values(), lookup.version)
-            return session.extent or _make_extent(0, None)
-
-        contents |= {session.identity.episode_id: session.identity.content_hash for session in sessions.values()}
+        placer = Placer(
+            *(lookup.newest, lookup.forgotten, partial(self._measure, version=lookup.version)),
+            *(look_up_contents, list_stored_decisions),
+        )
+        for position, original in originals.items():
+            original.restore(records[position])
+        placer.add_forks(records[position] for position in originals)
         positions: list[int] = []
         outcome = BatchOutcome(write_ids=sorted(set(from_batch.values())))
         for position, record in enumerate(records):
-            slot = _get_slot(record, identities[position])
-            session = sessions.get(slot) if position in first_attempts else None
-            if position in first_attempts:
-                identity = _identify_session(record, first_attempts[position], session, get_extent, look_up_contents)
-                if identity is None:
-                    outcome.present += 1
-                    record.scores = []
-                    continue
-                identities[position] = identity
+            placement = None
+            if position in originals:
+                placement, identities[position] = placer.place(record, originals[position].identity)
             identity = identities[position]
-            content = contents.get(identity.episode_id)
+            if placement in (Placement.EARLIER, Placement.SHORTER):
+                outcome.present += 1
+                outcome.shorter += placement is Placement.SHORTER
+                record.scores = []
+                continue
+            content = identity.content_hash if placement is Placement.SAME else contents.get(identity.episode_id)
             if identity.episode_id in lookup.forgotten:
                 outcome.forgotten.append(position)
             elif content is None:
                 contents[identity.episode_id] = identity.content_hash
                 positions.append(position)
-                if position in first_attempts:
-                    outcome.replaced += session is not None
-                    extent = _make_extent(len(record.steps), record.ended_at)
-                    sessions[slot] = _Session(record.attempt, identity, extent)
+                outcome.replaced += placement is Placement.FURTHER
+                outcome.siblings += placement is Placement.SIBLING
             elif content != identity.content_hash:
                 outcome.conflicts.append(position)
             elif from_batch.pop(identity.episode_id, None) is not None:
@@ -263,61 +257,10 @@ class EpisodeWriter:
                 outcome.present += 1
         return positions, outcome
 
-    def _measure(self, sessions: Collection["_Session"], version: int) -> None:
-        """Read the extents of sessions that came from the lake."""
-        unmeasured = {session.identity.episode_id: session for session in sessions if session.extent is None}
-        paths = [entry.path for entry in self._store.files(EPISODES.name, version)[1]]
-        rows = scan_files(paths, EPISODES, self._store.objects.polars_options)
-        rows = rows.select("episode_id", "num_steps", "ended_at")
-        for episode_id, steps, at in collect_rows(
-            rows.filter(pl.col("episode_id").is_in(list(unmeasured)))
-        ).iter_rows():
-            unmeasured[episode_id].extent = _make_extent(steps, at)
-
-
-@dataclass(slots=True)
-class _Session:
-    """The current reading of a session."""
-
-    attempt: int
-    identity: Identity
-    extent: _Extent | None = None
-    """None until it is needed."""
-
-
-def _get_slot(record: EpisodeRecord, identity: Identity) -> Slot:
-    return identity.group_id, record.rollout_index, record.agent_id
-
-
-def _identify_session(
-    record: EpisodeRecord,
-    first_attempt: int,
-    session: _Session | None,
-    get_extent: Callable[[_Session], _Extent],
-    look_up_contents: Callable[[Collection[Identity]], list[int | None]],
-) -> Identity | None:
-    """Return the attempt of its session that a record is or becomes; None for an earlier state of the session."""
-
-    def identify_as(attempt: int) -> Identity:
-        record.attempt = attempt
-        return identify(record, record.run_id or "")
-
-    if session is None or first_attempt > session.attempt:
-        return identify_as(first_attempt)
-    same = identify_as(session.attempt)
-    if same.content_hash == session.identity.content_hash:
-        return same
-    extent, current = _make_extent(len(record.steps), record.ended_at), get_extent(session)
-    is_further = extent > current
-    if extent == current:
-        earlier = [identify_as(attempt) for attempt in range(first_attempt, session.attempt)]
-        hashes = (identity.content_hash for identity in earlier)
-        is_further = all(stored != content for stored, content in zip(look_up_contents(earlier), hashes, strict=True))
-    return identify_as(session.attempt + 1) if is_further else None
-
-
-def _make_extent(steps: int, ended_at: datetime | None) -> _Extent:
-    """Build an extent; a time without a zone is in UTC, as it is stored, and an unknown one precedes all others."""
-    if ended_at is None:
-        return steps, datetime.min.replace(tzinfo=UTC)
-    return steps, ended_at if ended_at.tzinfo else ended_at.replace(tzinfo=UTC)
+    def _measure(self, readings: Sequence[Reading], version: int) -> None:
+        """Read the extents of documents that the lake holds, with those of their forks."""
+        episode_ids = [reading.episode_id for reading in readings]
+        episodes = self._scan("episodes", version).select(*_KEYS, "write_id", *_PLACE, "ended_at", "source_uri")
+        groups = episodes.filter(pl.col("episode_id").is_in(episode_ids)).select("group_id", "run_id").unique()
+        rows = collect_rows(episodes.join(groups, on=["group_id", "run_id"], how="semi")).rows(named=True)
+        ...

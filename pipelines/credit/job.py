@@ -280,7 +280,12 @@ def run_range(item: tuple[RangeTask, Range]) -> RangeResult:
     task, part = item
     steps, episodes = read_range(task, part)
     rows = task.estimator.advantages(steps.lazy()).collect()
-    report = check_groups(episodes.lazy(), measure_episodes(steps).lazy(), task.integrity)
+    compared = episodes
+    if task.needs.components:
+        # These are compared, whether or not the episodes have a return: one of them missing leaves an episode unscored.
+        total = pl.sum_horizontal([COMPONENT + name for name in task.needs.components], ignore_nulls=False)
+        compared = episodes.with_columns(episode_score=total)
+    report = check_groups(compared.lazy(), measure_episodes(steps).lazy(), task.integrity)
     runs = episodes["run_id"].unique()
     if len(runs) == 1:
         rows_of_runs = rows.with_columns(run_id=pl.lit(runs[0]))
@@ -344,7 +349,8 @@ def _finish(
         job.write("credit_groups", pl.concat(group_frames).join(hashes, on="group_id").with_columns(_HAS_EPISODES))
     job.write("credit_groups", make_empty_rows(changes.removed))
     summary = _summarise_groups(pl.concat([frame.select(DIAGNOSED) for frame in (changes.unchanged, *group_frames)]))
-    alternatives = tuple(suggest_scores(inputs.snapshot, inputs.episodes)) if Flag.UNSCORED in unknown else ()
+    has_alternatives = Flag.UNSCORED in unknown and not getattr(config.estimator, "components", None)
+    alternatives = tuple(suggest_scores(inputs.snapshot, inputs.episodes)) if has_alternatives else ()
     if summary.steps and summary.undefined_steps == summary.steps:
         why = "".join(f"{line}. " for line in ("; ".join(describe_unknown(unknown)), *alternatives) if line)
         msg = (

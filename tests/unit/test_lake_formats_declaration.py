@@ -14,7 +14,8 @@ from lake.errors import FormatError
 from lake.formats import choose_format
 from lake.formats.base.format import read_head
 from lake.formats.base.source import Input
-from lake.formats.declaration import Declaration, _Expression, load_declaration, omit_paths
+from lake.formats.declared import FOLDER, Declaration, load_declaration
+from lake.formats.declared.reader import Expression, omit_paths
 from lake.records import EpisodeRecord, Reject
 
 HEAD = """
@@ -305,7 +306,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...]
     paths=st.sets(st.sampled_from(["a", "b.c", "a[].b", "c[0].a"]), max_size=3),
 )
 def test_what_is_read_and_what_is_left_are_the_whole(value: dict[str, Any], paths: set[str]) -> None:
-    taken = frozenset(path for text in paths for path in _Expression(text, "a test").paths)
+    taken = frozenset(path for text in paths for path in Expression(text, "a test").paths)
     left = omit_paths(value, taken) or {}
     is_taken = [any(path[: len(mark)] == mark for mark in taken) for path, _ in leaves(value)]
     kept = [leaf for leaf, covered in zip(leaves(value), is_taken, strict=True) if not covered]
@@ -313,8 +314,7 @@ def test_what_is_read_and_what_is_left_are_the_whole(value: dict[str, Any], path
 
 
 def test_every_declaration_of_the_product_compiles_and_names_its_source() -> None:
-    folder = Path(Declaration.__module__.replace(".", "/")).with_name("declared")
-    for path in sorted((Path(__file__).parents[2] / folder).glob("*.toml")):
+    for path in sorted(FOLDER.glob("*.toml")):
         declaration = Declaration(path)
         declaration.check()
         assert declaration.document.name == path.stem

@@ -11,12 +11,19 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.formats.base.source import Input
+from lake.formats.base.source import Input, Note
 from lake.records import ScoreRecord
 
 _SCORE_WORDS = frozenset(
-    ("reward", "rewards", "score", "scores", "acc", "accuracy", "correct", "correctness", "success", "pass", "passed")
+    (
+        *("reward", "rewards", "score", "scores", "acc", "accuracy", "correct", "correctness", "success", "pass"),
+        *("passed", "resolved", "solved"),
+    )
 )
+_NO_SCORE_WORDS = frozenset(("max", "maximum", "possible", "threshold", "weight"))
+"""Words of names for what a score is compared with."""
+_BY_TEXT = Note("rule", "grouped by their prompts' text, because the file names neither groups nor truths", "rollout")
+_SPLIT = Note("rule", "in groups apart, because another key, truth or image of the file has their prompt", "rollout")
 _INT32 = (1 << 31) - 1
 
 
@@ -48,8 +55,9 @@ def parse_finite(field: Any) -> float | None:
 
 
 def is_score_name(name: str) -> bool:
-    """Return whether a number under a name is a score, by a word of it: `reward`, `acc`, `pass@1`, `format_reward`."""
-    return not _SCORE_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+    """Return whether a number under a name is a score, by its words: `reward`, `acc`, `pass@1`, but not `max_score`."""
+    words = re.split(r"[^a-z]+", name.lower())
+    return not _SCORE_WORDS.isdisjoint(words) and _NO_SCORE_WORDS.isdisjoint(words)
 
 
 def parse_count(field: Any) -> int | None:
@@ -95,6 +103,34 @@ def make_prompt_task_id(prompt: Any) -> str:
     """
     text = prompt if isinstance(prompt, str) else msgspec.json.encode(prompt, order="deterministic").decode()
     return f"prompt-{ids.to_text(ids.text_hash(text))}"
+
+
+def split_prompt_group(
+    file: Input, task: str, *, collection_round: int | None = None, key: str | None = None, truth: Any = None
+) -> str:
+    """Return the task of a rollout whose source names it only by its prompt: other problems may have the same prompt.
+
+    The first group of a prompt has the name `task`, further ones of the file and round `task-2`, `task-3`. The report
+    of the ingest says so.
+
+    Args:
+        file: the file, which remembers its groups.
+        task: the prompt's task (`make_prompt_task_id`).
+        collection_round: round of the rollout.
+        key: group that the source names.
+        truth: what tells problems apart if there is no key, and no prompt shows: the ground truth, images.
+    """
+    group = key
+    if key is None and truth not in (None, {}, []):
+        group = msgspec.json.encode(truth, order="deterministic").decode()
+    if group is None:
+        file.notes[_BY_TEXT] += 1
+    groups = file.memory.setdefault("prompt_groups", {}).setdefault((task, collection_round), {})
+    number = groups.setdefault(group, len(groups)) + 1
+    if number == 1:
+        return task
+    file.notes[_SPLIT] += 1
+    return f"{task}-{number}"
 
 
 class ScoreList:

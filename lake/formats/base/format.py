@@ -15,6 +15,7 @@ import msgspec
 
 from lake.errors import FormatError
 from lake.formats.base import archives
+from lake.formats.base.rules import apply_rules
 from lake.formats.base.source import Input, Meter, Source, get_stem
 from lake.records import EpisodeRecord, Reject
 
@@ -211,10 +212,21 @@ class Format:
     new rows replace the old ones. Keys therefore come from ids or from the beginning of a rollout: two rollouts never
     share one, whichever files hold them."""
 
+    list_parts: Callable[[Path], Iterable[Path]] = lambda _: ()
+    """Lists the files that reading a file includes: an ingest of their folder would read and count them twice."""
+    is_exact: bool = False
+    """Its fields are a record's, so no rule changes them (`lake.formats.base.rules`)."""
+    location: str | None = None
+    """Path of the declaration, for a format that a user declared."""
     run_folder: RunFolder | None = None
     """Finds the folder that stands for the run when a file is one part of it, such as an episode or a training step.
     None: a file is a run."""
 
     def read(self, path: Path, meter: Meter | None = None, run_id: str | None = None) -> Iterator[Item]:
         """Read the records and rejects of a file."""
-        return self.reader(Input(path, get_stem(path) if run_id is None else run_id, meter or Meter()))
+        return self.read_items(Input(path, get_stem(path) if run_id is None else run_id, meter or Meter()))
+
+    def read_items(self, file: Input) -> Iterator[Item]:
+        """Read the records and rejects of a file, with the rules that hold for all formats."""
+        items = self.reader(file)
+        return items if self.is_exact else (i for i in items if isinstance(i, Reject) or apply_rules(i[1], file))

@@ -41,11 +41,12 @@ class Note(NamedTuple):
     """A remark about a file; the report counts how often each holds."""
 
     kind: str
-    """unknown: a key or type that the reader does not know; unrecorded: content that a tracer did not record."""
+    """unknown: a key or type that the reader does not know; unrecorded: content that a tracer did not record; rule:
+    what a rule for all formats did."""
     subject: str
-    """What has the key; the setting of the tracer that would have recorded the content."""
+    """What has the key; the setting of the tracer that would have recorded the content; what the rule did."""
     name: str
-    """The key or type; the content: prompt, answer, tool."""
+    """The key or type; the content: prompt, answer, tool; to what the rule did it: row, reward, rollout."""
 
 
 class Meter(msgspec.Struct):
@@ -73,8 +74,15 @@ class Input:
     """State of the reader from the lines before, for reading a growing file on."""
     is_strict: bool = False
     """A record with keys that the reader does not know is refused."""
+    errors_count: bool = False
+    """The reward of a rollout that failed is its return (`lake.formats.base.rules`)."""
     notes: "Counter[Note]" = field(default_factory=Counter)
     """What the report of the ingest says about the file beside its records (`rows.report_unknown`)."""
+
+    def reopen(self, run_id: str) -> "Input":
+        """Return the file for a reading from its start, with the same options, into a run."""
+        options = {"is_strict": self.is_strict, "errors_count": self.errors_count}
+        return Input(self.path, run_id, may_grow=self.may_grow, **options)
 
     def next_index(self, *key: Any) -> int:
         """Return 0, 1, 2, ... for every key: rollout indices where the source has none."""

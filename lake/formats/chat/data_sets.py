@@ -51,7 +51,6 @@ ROLES = {
 """Lower-case names of roles -> the role."""
 _TEXT_KEYS = ("value", "text", "system_prompt")
 """Keys for the text of a message without `content`."""
-WEIGHTS = ("weight", "loss_weight", "train", "training", "trainable", "loss")
 RAW = "_raw"
 """Only key of arguments that are not a JSON object, in data sets that require one; its value is their text."""
 
@@ -110,10 +109,7 @@ def decode_json_text(text: str) -> Any:
 
 
 def parse_answers_from(messages: Sequence[Message], start: int = 0, *, location: str) -> ChatDecisions:
-    """Parse a chat whose decisions begin at message `start`; earlier answers are history, and observed.
-
-    A message with a weight of 0 is a decision without training.
-    """
+    """Parse a chat whose decisions begin at message `start`; earlier answers are history, and observed."""
     chat = parse_chat(messages, location=location)
     history = sum(index < start for index in chat.message_indices) if start else 0
     if history == len(chat.steps) > 0:
@@ -122,9 +118,6 @@ def parse_answers_from(messages: Sequence[Message], start: int = 0, *, location:
         chat.steps, chat.message_indices = chat.steps[history:], chat.message_indices[history:]
         chat.initial_messages = list(messages[: chat.message_indices[0]])
         chat.steps[0].context = []
-    for step in chat.steps:
-        if (extra := step.extra) is not None and any(key in extra and extra[key] == 0 for key in WEIGHTS):
-            step.trainable = False
     return chat
 
 
@@ -384,7 +377,9 @@ def _get_role(message: Any) -> Any:
 
 # ---------------------------------------------------------------- recognising files of chats
 
-SCORE_COLUMNS = ("reward", "score", "rating", "label", "kto_tag", "resolved", "rewards", "scores")
+FLAG_COLUMNS = frozenset(("label", "target", "success", "is_success", "correct", "is_correct", "passed"))
+"""Columns that score an answer if they hold a flag; else they are texts and counts of the task."""
+SCORE_COLUMNS = ("reward", "score", "rating", "kto_tag", "resolved", "rewards", "scores", *sorted(FLAG_COLUMNS))
 """Columns that score an answer."""
 _DOCUMENT_KEYS = frozenset(("text", "id", "url", "source", "timestamp", "meta", "metadata"))
 """Keys of texts for pre-training."""

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.rows import ShapeError, report_unknown
+from lake.formats.base.rules import is_excluded
 from lake.formats.base.source import Input
 from lake.records import StepRecord
 
@@ -120,10 +121,17 @@ def parse_chat(
     return chat
 
 
-def build_decision(message: Message, since: list[Message], *, is_first: bool) -> StepRecord:
-    """Build one step from the message that acts and the messages since the previous decision."""
+def describe_state(since: list[Message]) -> tuple[str, str | None, bool]:
+    """Return the text of the messages since a decision, the role of the last one, and whether that is an error."""
     observed = [m for m in since if m["role"] not in INSTRUCTIONS]
     last = observed[-1] if observed else None
+    text = "\n".join([join_text(m.get("content"), "\n") for m in observed])
+    return text, None if last is None else last["role"], last is not None and is_error(last)
+
+
+def build_decision(message: Message, since: list[Message], *, is_first: bool) -> StepRecord:
+    """Build one step from the message that acts and the messages since the previous decision."""
+    state, role, is_failure = describe_state(since)
     content = message.get("content")
     extra = {key: field for key, field in message.items() if key not in _COLUMN_KEYS and field is not None}
     # A list of parts is stored unless it says no more than a text does.
@@ -131,9 +139,10 @@ def build_decision(message: Message, since: list[Message], *, is_first: bool) ->
         is_one_text = len(content) == 1 and (isinstance(content[0], str) or content[0].keys() <= {"type", "text"})
         extra |= {} if is_one_text else {"content": content}
     return StepRecord(
-        state="\n".join([join_text(m.get("content"), "\n") for m in observed]),
-        state_role=None if last is None else last["role"],
-        state_is_error=False if last is None else is_error(last),
+        state=state,
+        state_role=role,
+        state_is_error=is_failure,
+        trainable=not is_excluded(message),
         context=[] if is_first else since,
         action=join_text(content),
         reasoning=message.get("reasoning_content") or None,

@@ -4,6 +4,19 @@ A line that cannot be read becomes a reject with its number, and the session is 
 its first episode counts the lost ones. Half surrogate pairs, which tools leave when they cut a text inside a character,
 are not damage: they become escapes. For speed, lines are decoded once and not encoded again. Only if a record cannot be
 stored is each line examined again, and lines with too deep nesting are lost like damaged ones.
+
+**Copied context.** Tools write the history of a session again: into the file of a fork, a sub-agent or a resumed
+session, or a second time into the same file. A response counts once. Its id identifies it (`list_response_keys`), and
+its first occurrence owns it; each further one is copied context, which is not trained on and whose tokens do not count.
+
+* If a file names the session that it copied from, or the turns of its copies, its copies never own a response.
+  `lake.formats.codex` compares a file without either with its parent's file.
+* In one file the episodes count in their order, a session before its forks and sub-agents (`mark_copies`).
+* Between files the episode that came into the lake first owns a response (`lake.write.responses`). Each order of
+  ingest leaves as many copies, and as many tokens.
+
+**Contexts.** Where a tool begins the context anew, the next step does not continue the step before (`open_contexts`).
+Results of calls come before what a person typed while the calls ran (`order_results`).
 """
 
 import json
@@ -20,8 +33,8 @@ from lake.formats.base.format import Item
 from lake.formats.base.json_array import Element, Rewriter, find_not_a_number
 from lake.formats.base.rows import UnsupportedError, complete_record, explain_error, is_array, read_array_values
 from lake.formats.base.source import Input, is_cut_line, read_lines, reject_line
-from lake.formats.chat.messages import INSTRUCTIONS, ChatDecisions
-from lake.records import EpisodeRecord, Reject, SpanRecord, excerpt, format_record, printable
+from lake.formats.chat.messages import INSTRUCTIONS, ChatDecisions, Message, describe_state, is_assistant
+from lake.records import EpisodeRecord, Reject, SpanRecord, StepRecord, excerpt, format_record, printable
 
 Line = tuple[int, dict[str, Any]]
 """The number of a line from 1, and its object."""
@@ -32,6 +45,9 @@ _NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
 _SHAPE_ERRORS = (*_NOT_DECODED, TypeError, LookupError, AttributeError, OverflowError)
 _HALF_PAIR = re.compile(rb"\\[uU][dD][89a-fA-F]")
 """The escape of one half of a surrogate pair, alone or not."""
+_USAGE = ("prompt_tokens", "completion_tokens", "cost")
+_RESPONSE_KEYS = ("response_id", "message_id")
+"""Keys of `steps.extra` for the id that the API gave a response."""
 _MAJOR = re.compile(r"v?(\d{1,9})\b")
 
 
@@ -238,14 +254,94 @@ def set_chat_fields(record: EpisodeRecord, chat: ChatDecisions) -> None:
     if chat.steps and all(message["role"] in INSTRUCTIONS for message in chat.initial_messages):
         # The file does not contain the question.
         chat.steps[0].state = chat.steps[0].state_is_error = None
+    for name, total in _sum_usage(record).items():
+        if getattr(record, name) is None:
+            setattr(record, name, total)
     new_steps = [step for step in chat.steps if not step.is_copied_context]
-    for name in ("prompt_tokens", "completion_tokens", "cost"):
-        numbers = [getattr(step, name) for step in new_steps]
-        if numbers and None not in numbers and getattr(record, name) is None:
-            setattr(record, name, sum(numbers))
     models = Counter(step.model for step in new_steps or chat.steps if step.model is not None)
     if models:
         record.policy = models.most_common(1)[0][0]
+
+
+def _sum_usage(record: EpisodeRecord) -> dict[str, Any]:
+    """Return the tokens and the cost of the steps that are not copied; None where one of them is unknown."""
+    new_steps = [step for step in record.steps if not step.is_copied_context]
+    numbers = {name: [getattr(step, name) for step in new_steps] for name in _USAGE}
+    return {name: None if None in column or not column else sum(column) for name, column in numbers.items()}
+
+
+ResponseKey = tuple[str, datetime | bytes]
+"""The id of a response, with its time or its content."""
+
+
+def list_response_keys(step: StepRecord) -> list[ResponseKey]:
+    """Return the keys of the response that a step is, of which one suffices to identify it; none without an id.
+
+    The id alone does not: some servers give all responses the same one.
+    """
+    extra = step.extra or {}
+    response = next((extra[key] for key in _RESPONSE_KEYS if extra.get(key) is not None), None)
+    if not isinstance(response, str):
+        return []
+    times: list[datetime | bytes] = [] if step.started_at is None else [step.started_at]
+    return [(response, part) for part in (*times, msgspec.json.encode((step.action, step.tool_calls)))]
+
+
+def mark_copies(records: Iterable[EpisodeRecord]) -> None:
+    """Mark the steps of a file whose response came before, in the order of its episodes, as copied context."""
+    owned = set[ResponseKey]()
+    for record in records:
+        copied = []
+        for index, step in enumerate(record.steps):
+            if not step.is_copied_context and (keys := list_response_keys(step)):
+                copied += [index] if keys[-1] in owned else []
+                owned.add(keys[-1])
+        mark_copied_steps(record, copied)
+
+
+def mark_copied_steps(record: EpisodeRecord, indices: Iterable[int]) -> None:
+    """Mark steps as copied context, and take their tokens and cost out of the sums of the record."""
+    before = _sum_usage(record)
+    for index in indices:
+        record.steps[index].is_copied_context, record.steps[index].trainable = True, False
+    for name, total in _sum_usage(record).items():
+        if getattr(record, name) == before[name]:  # else it is the source's own
+            setattr(record, name, total)
+
+
+def order_results(messages: list[Message]) -> list[Message]:
+    """Return messages with the results of a decision's calls before what a person wrote while the calls ran."""
+    ordered: list[Message] = []
+    start, calls = 0, set[str]()
+    """Where the messages since the last decision begin, and the calls of that decision."""
+    for message in messages:
+        if is_assistant(message):
+            calls = {call["id"] for call in message.get("tool_calls") or () if isinstance(call, dict) and "id" in call}
+            start = len(ordered) + 1
+        position = len(ordered)
+        if message.get("tool_call_id") in calls:
+            users = (index for index in range(start, position) if ordered[index]["role"] == "user")
+            position = next(users, position)
+        ordered.insert(position, message)
+    return ordered
+
+
+def open_contexts(chat: ChatDecisions, starts: Callable[[Message], bool]) -> None:
+    """Let the context of a chat begin anew at some messages: a summary, or the first one after the history was cleared.
+
+    The step that answers such a message has its whole prompt as its context, and `history` in its `extra` says so
+    (`lake.read.episodes`). What the earlier messages said is in the summary; those since the last decision, which no
+    step answers, are in `replaced_context` of its `extra`.
+    """
+    instructions = [message for message in chat.initial_messages if message["role"] in INSTRUCTIONS]
+    for step in chat.steps[1:]:
+        index = max((index for index, message in enumerate(step.context) if starts(message)), default=None)
+        if index is None:
+            continue
+        replaced, since = step.context[:index], step.context[index:]
+        step.context = [*instructions, *since]
+        step.state, step.state_role, step.state_is_error = describe_state(since)
+        step.extra = {"history": "rewritten"} | ({"replaced_context": replaced} if replaced else {}) | (step.extra or {})
 
 
 def is_waiting(chat: ChatDecisions, calls: Collection[str]) -> bool:

@@ -56,7 +56,7 @@ from typing import Any
 
 from lake.formats.base.fields import parse_number
 from lake.formats.chat.messages import Message
-from lake.formats.tracing.episodes import ModelCall, Score, Span, Tool
+from lake.formats.tracing.episodes import GENAI_CAPTURE, ModelCall, Score, Span, Tool
 from lake.formats.tracing.payloads import (
     Payload,
     decode_payload,
@@ -75,8 +75,29 @@ from lake.formats.tracing.payloads import (
     to_text,
 )
 
+LANGFUSE_CAPTURE = (
+    "capture_input and capture_output of Langfuse's @observe, LANGFUSE_OBSERVE_DECORATOR_IO_CAPTURE_ENABLED=true"
+)
+_CAPTURE_SETTINGS = {
+    "openinference.": "OPENINFERENCE_HIDE_INPUTS=false and OPENINFERENCE_HIDE_OUTPUTS=false",
+    "ai.operationId": "recordInputs: true and recordOutputs: true of the AI SDK's telemetry",
+    "langfuse.observation.": LANGFUSE_CAPTURE,
+    "traceloop.": "TRACELOOP_TRACE_CONTENT=true",
+    "gcp.vertex.agent.": "ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS=true",
+    "model_request_parameters": "InstrumentationSettings(include_content=True) of Pydantic AI",
+}
+"""Beginning of an attribute that only one tracer writes -> its setting that records content."""
 SpanEvent = dict[str, Any]
 """name, time, attributes."""
+
+
+def find_capture_setting(attributes: dict[str, Any]) -> str:
+    """Return the setting that makes the tracer of a span with these attributes record content."""
+    pairs = _CAPTURE_SETTINGS.items()
+    return next(
+        (setting for start, setting in pairs if any(key.startswith(start) for key in attributes)), GENAI_CAPTURE
+    )
+
 
 # ---------------------------------------------------------------- GenAI: messages
 
@@ -318,8 +339,10 @@ def build_genai_tool(span: Span) -> Tool:
         arguments = decoded["inputs"]
     output = get_first(attributes, *_RESULTS)
     content, call_id, is_error = parse_result(decode_payload(output))
+    name = get_text(attributes, "gen_ai.tool.name", "tool.name", "traceloop.entity.name")
     return Tool(
-        name=get_text(attributes, "gen_ai.tool.name", "tool.name", "traceloop.entity.name") or span.name,
+        name=name or span.name,
+        is_named=name is not None,
         call_id=get_text(attributes, "gen_ai.tool.call.id", "tool_call.id", "ai.toolCall.id") or call_id,
         arguments=arguments,
         result=span.error if output is None else to_text(output) if call_id is None else content,
@@ -369,6 +392,7 @@ def fill_openinference_span(span: Span) -> bool:
         content, call_id, is_error = parse_result(decode_payload(output))
         span.tool = Tool(
             name=get_text(attributes, "tool.name") or span.name,
+            is_named="tool.name" in attributes,
             call_id=get_text(attributes, "tool_call.id", "tool.id") or call_id,
             arguments=get_first(attributes, "input.value", "tool.parameters"),
             result=span.error if output is None else to_text(output) if call_id is None else content,

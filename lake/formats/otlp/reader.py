@@ -571,6 +571,7 @@ def _build_trace_episodes(
     if rollout is not None:
         for name in _ROLLOUT_FIELDS:
             setattr(trace, name, getattr(rollout, name))
+    trace.capture_setting = conventions.find_capture_setting(all_attributes)
     extra = {key: get_first(all_attributes, *names) for key, names in _EXTRA_KEYS.items()}
     extra |= {"resource": resource or None, "lost_lines": lost or None}
     trace.extra = {key: field for key, field in extra.items() if field is not None}

@@ -34,9 +34,9 @@ import msgspec
 
 from lake.formats.base.fields import ScoreList
 from lake.formats.base.json_array import Element, to_json_text
-from lake.formats.base.rows import ShapeError, group_pieces, make_episode_text_id
+from lake.formats.base.rows import ShapeError, add_note, group_pieces, make_episode_text_id
 from lake.formats.base.secrets import remove_keys
-from lake.formats.base.source import Input
+from lake.formats.base.source import Input, Note
 from lake.formats.chat.messages import (
     INSTRUCTIONS,
     CallHistory,
@@ -54,10 +54,9 @@ NO_CALL = "has no call of a model"
 _UNSTORABLE = (UnicodeEncodeError, ValueError, TypeError, OverflowError, RecursionError)
 _NEVER = 1 << 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NOTHING_RECORDED = (
-    "it has {n} calls of a model, and none says what was said. Record messages (for OpenTelemetry: "
-    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true) and export again"
-)
+GENAI_CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true, for newer tracers =SPAN_AND_EVENT"
+_HIDDEN = (None, "__REDACTED__")
+"""Content that a tracer left out; OpenInference writes the text."""
 _FINISH = ("finish_reason", "stop_reason")
 
 
@@ -78,9 +77,17 @@ class ModelCall(msgspec.Struct, kw_only=True):
     extra: dict[str, Any] = {}
 
     @property
+    def missing(self) -> list[str]:
+        """Of `prompt` and `answer`, those whose content was not recorded."""
+        has_prompt = _has_content(self.prompt)
+        # A call of a tool may have no arguments; only of a call without any content they are missing.
+        has_answer = _has_content(self.answers) or (has_prompt and any(m.get("tool_calls") for m in self.answers))
+        return [name for name, is_there in (("prompt", has_prompt), ("answer", has_answer)) if not is_there]
+
+    @property
     def is_recorded(self) -> bool:
-        """Whether messages were recorded."""
-        return bool(self.prompt or self.answers)
+        """Whether the content of a message was recorded."""
+        return len(self.missing) < len(("prompt", "answer"))
 
     @property
     def detail(self) -> int:
@@ -92,10 +99,17 @@ class Tool(msgspec.Struct, kw_only=True):
     """One execution of a tool."""
 
     name: str
+    is_named: bool = True
+    """Whether the tracer names the tool; otherwise its name is the span's."""
     call_id: str | None = None
     arguments: Any = None
     result: str | None = None
     is_error: bool | None = None
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the span records which call was made."""
+        return self.is_named and (self.call_id is not None or self.arguments not in _HIDDEN)
 
 
 class Score(msgspec.Struct, kw_only=True):
@@ -144,6 +158,8 @@ class Trace(msgspec.Struct, kw_only=True):
     split: str | None = None
     ground_truth: Any = None
     source_version: str | None = None
+    capture_setting: str = GENAI_CAPTURE
+    """The setting of its tracer that records prompts, answers, and what tools get and give."""
     scores: list[Score] = []
     """Scores of the complete trace."""
     extra: dict[str, Any] = {}
@@ -248,6 +264,18 @@ def has_roles(messages: list[Message] | None) -> bool:
     return any(message["role"] != "user" for message in messages or ())
 
 
+def _has_content(messages: list[Message] | None) -> bool:
+    """Return whether a tracer recorded what messages say: a text, reasoning, or the arguments of a call."""
+    for message in messages or ():
+        if message.get("content") not in _HIDDEN or message.get("reasoning_content") not in _HIDDEN:
+            return True
+        calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
+        functions = [call.get("function", call) for call in calls]
+        if any(isinstance(called, dict) and called.get("arguments") not in _HIDDEN for called in functions):
+            return True
+    return False
+
+
 def _has_failed(span: Span) -> bool:
     return span.error is not None and span.call is not None and not span.call.answers
 
@@ -325,6 +353,10 @@ def build_episodes(trace: Trace, file: Input, name: str) -> list[EpisodeRecord]:
         ShapeError: the trace has no call of a model, or no successful one with messages, and no score.
     """
     tree = SpanTree(trace.spans)
+    contents = [content for span in tree.decisions if span.call for content in span.call.missing]
+    contents += ["tool span" for span in tree.spans if span.tool and not _has_tool_content(span.tool)]
+    for content in contents:
+        add_note(file, Note("unrecorded", trace.capture_setting, content))
     has_scores = bool(trace.scores or any(span.scores for span in tree.spans))
     if not has_scores and not any(span.call and span.call.is_recorded for span in tree.decisions):
         if not tree.decisions and not tree.failed:
@@ -333,8 +365,11 @@ def build_episodes(trace: Trace, file: Input, name: str) -> list[EpisodeRecord]:
         if not tree.decisions:
             count, error = len(tree.failed), tree.failed[-1].error
             raise ShapeError(f"all {count} calls of a model in trace {trace.id!r} failed; the last: {error}")
-        if not any(span.tool for span in tree.spans):
-            raise ShapeError(f"trace {trace.id!r}: {_NOTHING_RECORDED.format(n=len(tree.decisions))}")
+        if not any(span.tool and span.tool.is_call for span in tree.spans):
+            raise ShapeError(
+                f"trace {trace.id!r}: it has {len(tree.decisions)} calls of a model, and none says what was said. "
+                f"Record messages ({trace.capture_setting}) and export again"
+            )
     episodes: dict[int, tuple[EpisodeRecord, _RunEpisode]] = {}
     names: dict[str, int] = {}
     for run in tree.split_runs():
@@ -447,8 +482,8 @@ class _RunEpisode:
         answer: Message = dict(call.answers[0]) if call.answers else {"role": "assistant", "content": None}
         finish = next((answer.pop(key) for key in _FINISH if isinstance(answer.get(key), str)), None)
         tools = self._list_tools_after(index)
-        if not call.answers and tools:
-            answer["tool_calls"] = [make_tool_call(t.name, t.arguments, t.call_id) for t in tools]
+        if not call.answers and (calls := [tool for tool in tools if tool.is_call]):
+            answer["tool_calls"] = [make_tool_call(t.name, t.arguments, t.call_id) for t in calls]
         for tool_call in answer.get("tool_calls", ()):
             if isinstance(tool_call, dict) and isinstance(tool_call.get("id"), str):
                 self._callers.setdefault(tool_call["id"], index)
@@ -460,9 +495,8 @@ class _RunEpisode:
         notes: dict[str, Any] = {"span_id": span.id}
         if index and call.prompt is not None and follows != index - 1:
             notes |= {"history": "rewritten"} if follows is None else {"follows": follows}
-        missing = [name for name, messages in (("prompt", call.prompt), ("answer", call.answers)) if not messages]
-        if missing:
-            step.trainable = bool(call.answers)
+        if missing := call.missing:
+            step.trainable = "answer" not in missing
             notes["not_recorded"] = missing
         if call.answers[1:]:
             notes["choices"] = call.answers[1:]
@@ -487,7 +521,8 @@ class _RunEpisode:
             self._results |= {str(m["tool_call_id"]) for m in new_messages if m.get("tool_call_id") is not None}
             return step
         # Of an unknown prompt, at most results of tools are known.
-        since = [_build_tool_message(tool) for tool in self._list_tools_after(index - 1)] if index else []
+        tools = self._list_tools_after(index - 1) if index else []
+        since = [_build_tool_message(tool) for tool in tools if tool.result is not None]
         step = build_decision(answer, since, is_first=index == 0)
         if not since:
             step.state = None
@@ -575,6 +610,10 @@ def to_datetime(nanoseconds: int | None) -> datetime | None:
 def to_nanoseconds(time: datetime | None) -> int | None:
     """Return a time as nanoseconds since 1970."""
     return None if time is None else (time - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _has_tool_content(tool: Tool) -> bool:
+    return tool.arguments not in _HIDDEN or tool.result not in _HIDDEN
 
 
 def _build_tool_message(tool: Tool) -> Message:

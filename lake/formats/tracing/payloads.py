@@ -204,7 +204,7 @@ def split_content(content: Any, role: str, fields: Message | None = None) -> lis
             reasoning += [text] if text else []
             signatures += [signature] if signature else []
         elif kind == "text":
-            content_parts.append(_normalise_text_part(part))
+            content_parts += [_normalise_text_part(part)] if get_first(part, "text", "content") is not None else []
         else:
             content_parts.append(part if isinstance(part, dict | str) else to_text(part))
     if content_parts or calls or reasoning or signatures or not messages:
@@ -314,6 +314,9 @@ def _get_call_details(part: dict[str, Any]) -> list[dict[str, Any]]:
 def _build_result_message(part: dict[str, Any]) -> Message:
     inner = next((part[k] for k in _RESULT_WRAPPERS if isinstance(part.get(k), dict)), part)
     output = get_first(inner, "response", "result", "content", "output")
+    if output is None:  # of an unknown shape: all of it is the output
+        known_keys = _RESULT_KEYS | {"type"}
+        output = {k: field for k, field in inner.items() if k not in known_keys and not is_empty(k, field)} or None
     return _build_tool_message({key: field for key, field in inner.items() if key in _RESULT_KEYS}, output)
 
 

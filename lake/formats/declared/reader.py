@@ -1,28 +1,25 @@
-"""Declarations: a format that only maps a tool's file to episodes is one TOML file, and this is the reader of all.
+"""The reader of all declared formats (`lake.formats.declared`).
 
-`docs/guides/bring-your-trajectories.md` explains the keys with an example, and `lake/formats/declared` holds the
-declarations that come with Trajlake. Expressions are JMESPath (jmespath.org), with the functions of `_Functions`.
-
-An entry of a rollout becomes messages by the first rule that takes it; messages become decisions by the one rule of
-`lake.formats.chat.messages`. Whatever no expression mentions is kept: fields of a rollout in `extra` of its episode,
-fields of an entry in `extra` of its step or with its message. An entry that no rule takes is reported as unknown.
+Expressions are JMESPath (jmespath.org), with the functions of `ExpressionFunctions`. An entry of a rollout becomes
+messages by the first rule that takes it; messages become decisions by the one rule of `lake.formats.chat.messages`.
+Fields that no expression mentions are kept: those of a rollout in `extra` of its episode, those of an entry in `extra`
+of its step or with its message. An entry that no rule takes is reported as unknown.
 """
 
 import json
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jmespath
 import msgspec
 from jmespath.exceptions import JMESPathError
 from jmespath.functions import Functions, signature
 
-from lake.errors import FormatError
 from lake.formats.base.archives import connect_read_only
 from lake.formats.base.fields import (
     ScoreList,
@@ -34,8 +31,7 @@ from lake.formats.base.fields import (
     parse_number,
     parse_time,
 )
-from lake.formats.base.format import FileHead, Format, Item, RunFolder, find_folder_above, get_parent_folder
-from lake.formats.base.format import get_rollouts_folder as get_rollouts
+from lake.formats.base.format import FileHead, Item
 from lake.formats.base.json_array import Element
 from lake.formats.base.rows import (
     ShapeError,
@@ -51,80 +47,12 @@ from lake.formats.base.source import Input, get_stem, read_lines
 from lake.formats.chat.data_sets import normalise_messages, parse_answers_from
 from lake.formats.chat.messages import Message, join_text, make_tool_call
 from lake.formats.chat.sessions import set_chat_fields
+from lake.formats.declared.document import DeclarationDocument, MappedField, MessageRule, Recognition
 from lake.records import EpisodeRecord, Reject, StepRecord, TokensRecord
 
-FOLDER = Path(__file__).with_name("declared")
 _COMPANIONS = 20_000
 """Files that a declaration may read next to one file."""
-_UNKNOWN_SHOWN = 8
-
-# ---------------------------------------------------------------- the keys of a declaration
-
-
-class _Mapped(msgspec.Struct, forbid_unknown_fields=True, rename={"source": "from"}):
-    """An expression whose text is replaced by a name of the lake's."""
-
-    source: str
-    map: dict[str, Any]
-    default: Any = None
-
-
-class _Recognition(msgspec.Struct, forbid_unknown_fields=True):
-    kinds: list[Literal["lines", "array", "object", "parquet", "sqlite", "text"]]
-    keys: list[str] = []
-    where: str | None = None
-    file: str | None = None
-    text: str | None = None
-    """A regular expression that the beginning of a text file has."""
-
-
-class _Companion(msgspec.Struct, forbid_unknown_fields=True):
-    into: str
-    files: str
-    of: str = "@"
-
-
-class _Reading(msgspec.Struct, forbid_unknown_fields=True):
-    unit: Literal["value", "file"] = "value"
-    each: str = "@"
-    group: str | None = None
-    query: str | None = None
-    record: str | None = None
-    entry: str | None = None
-    companions: list[_Companion] = []
-
-
-class _Rule(msgspec.Struct, forbid_unknown_fields=True):
-    make: list[str] = []
-    where: str = "@"
-    skip: bool = False
-    context: Literal["new"] | None = None
-
-
-class _Messages(msgspec.Struct, forbid_unknown_fields=True, rename={"entries": "list"}):
-    entries: str = "messages"
-    prompt: str | None = None
-    rules: list[_Rule] = []
-
-
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    """A declaration as its file has it."""
-
-    name: str
-    description: str
-    source: str
-    recognise: _Recognition
-    messages: _Messages = msgspec.field(default_factory=_Messages)
-    read: _Reading = msgspec.field(default_factory=_Reading)
-    episode: dict[str, str | _Mapped] = {}
-    scores: dict[str, str] = {}
-    whole: bool = False
-    run: str | None = None
-
-
-_EPISODE_FIELDS = frozenset(EpisodeRecord.__struct_fields__) - {"steps", "spans", "scores", "source_format"}
 _STEP_FIELDS = frozenset(StepRecord.__struct_fields__) - {"context", "extra", "state", "action"}
-_FUNCTION_NAMES = "call, concat, decode, file, if, match, root, scale, texts"
 
 # ---------------------------------------------------------------- expressions
 
@@ -141,23 +69,23 @@ def _takes(*arguments: dict[str, Any]) -> Callable[[_Method], _Method]:
     return signature(*arguments)  # type: ignore[no-any-return]
 
 
-def _is_true(value: Any) -> bool:
+def is_true(value: Any) -> bool:
+    """Return whether a value is true in JMESPath's sense: not null, false, or empty."""
     return not any(value is empty or (type(value) is type(empty) and value == empty) for empty in _EMPTY)
 
 
-class _Functions(Functions):  # type: ignore[misc]
-    """The functions that expressions have besides JMESPath's own."""
+class ExpressionFunctions(Functions):  # type: ignore[misc]
+    """The functions that expressions have besides JMESPath's own, and what they know of the file that is read."""
 
-    def __init__(self) -> None:
-        self.file: Path | None = None
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.root: Any = None
+        self.options = jmespath.Options(custom_functions=self)
 
     @_takes({"types": ["string"]})
     def _func_file(self, part: str) -> str | None:
         """Return `name`, `stem` or `folder` (its name) of the file."""
-        if self.file is None:
-            return None
-        names = {"name": self.file.name, "stem": get_stem(self.file), "folder": self.file.absolute().parent.name}
+        names = {"name": self.path.name, "stem": get_stem(self.path), "folder": self.path.absolute().parent.name}
         return names.get(part)
 
     @_takes()
@@ -178,7 +106,7 @@ class _Functions(Functions):  # type: ignore[misc]
     @_takes(_ANY, _ANY, _ANY)
     def _func_if(self, condition: Any, positive: Any, negative: Any) -> Any:
         """Return the second argument if the first is true in JMESPath's sense, else the third."""
-        return positive if _is_true(condition) else negative
+        return positive if is_true(condition) else negative
 
     @_takes({"types": ["number", "null"]}, {"types": ["number"]})
     def _func_scale(self, number: float | None, factor: float) -> float | None:
@@ -208,7 +136,7 @@ class _Functions(Functions):  # type: ignore[misc]
         return [element for elements in lists for element in elements if element is not None]
 
 
-class _Expression:
+class Expression:
     """A compiled expression, and the paths of the fields that it reads."""
 
     def __init__(self, text: str, location: str) -> None:
@@ -222,10 +150,10 @@ class _Expression:
         results = _find_paths(self._compiled.parsed, taken)
         self.paths = frozenset(taken | set(results))
 
-    def search(self, value: Any, options: Any) -> Any:
+    def search(self, value: Any, functions: ExpressionFunctions) -> Any:
         """Return what the expression gives. Raises ShapeError: a value in it has the wrong type."""
         try:
-            return self._compiled.search(value, options=options)
+            return self._compiled.search(value, options=functions.options)
         except JMESPathError as error:
             reason = str(error).partition("\n")[0]
             raise ShapeError(f"the declaration's expression {self.text!r} does not fit: {reason}") from error
@@ -282,116 +210,50 @@ def omit_paths(value: Any, paths: frozenset[FieldPath]) -> Any:
     return value
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- files
 
 
-class Declaration:
-    """A declared format. Raises FormatError: the declaration is not valid."""
+class _DeclaredFile:
+    """A file of a declared format while it is read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.document = msgspec.toml.decode(path.read_bytes(), type=_Document)
-        except OSError as error:
-            raise FormatError(f"the declaration {path} cannot be read: {error.strerror}") from error
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise FormatError(f"the declaration {path} is not valid: {error}; see the guide on own formats") from error
-        names = [name for name in self.document.episode if name not in _EPISODE_FIELDS | {"identity"}]
-        if names:
-            valid = ", ".join(sorted(_EPISODE_FIELDS | {"identity"}))
-            raise FormatError(f"the declaration {path} has `episode.{names[0]}`; valid: {valid}")
-        self._functions = _Functions()
-        self._options = jmespath.Options(custom_functions=self._functions)
+    def __init__(self, declaration: "CompiledDeclaration", file: Input) -> None:
+        self._declaration = declaration
+        self._file = file
+        self._functions = ExpressionFunctions(file.path)
 
-    @property
-    def format(self) -> Format:
-        """The format that the declaration describes."""
-        run = self.document.run
-        folders: dict[str | None, RunFolder | None] = {
-            None: None,
-            "parent": get_parent_folder,
-            "rollouts": get_rollouts,
-        }
-        return Format(
-            self.document.name,
-            self.document.description,
-            self.recognise,
-            self.read,
-            is_whole=self.document.whole,
-            run_folder=folders[run] if run in folders else find_folder_above(str(run)),
-        )
+    def read(self) -> Iterator[Item]:
+        """Read the records and rejects of the file."""
+        for item, is_partial in self._read_values():
+            convert = partial(self._build_records, is_partial=is_partial)
+            yield from convert_value(item, self._declaration.document.name, convert)
 
-    def check(self) -> None:
-        """Compile all expressions. Raises FormatError: one is not valid."""
-        try:
-            _ = self._compiled
-        except ShapeError as error:
-            raise FormatError(f"the declaration {self.path} is not valid: {error}") from error
-
-    @cached_property
-    def _where(self) -> _Expression | None:
-        where = self.document.recognise.where
-        return None if where is None else _Expression(where, "recognise.where")
-
-    @cached_property
-    def _compiled(self) -> "_Compiled":
-        return _Compiled(self.document)
-
-    def recognise(self, head: FileHead) -> bool:
-        """Return whether a file looks like this format."""
-        recognition = self.document.recognise
-        kind = "text" if head.kind == "other" else head.kind
-        is_lone = head.kind == "lines" and len(head.values) == 1 and "object" in recognition.kinds
-        has_kind = kind in recognition.kinds or is_lone
-        has_name = recognition.file is None or fnmatchcase(head.path.name, recognition.file)
-        has_text = recognition.text is None or re.search(recognition.text, head.text, re.MULTILINE) is not None
-        if not (has_kind and has_name and has_text):
-            return False
-        if head.kind in ("parquet", "sqlite"):
-            return set(head.names).issuperset(recognition.keys)
-        if self._where is None:
-            return head.has(*recognition.keys) if recognition.keys else recognition != _Recognition(recognition.kinds)
-        self._functions.file = head.path
-        values = (value for value in head.objects if value.keys() >= set(recognition.keys))
-        try:
-            return any(_is_true(self._where.search(value, self._options)) for value in values)
-        except ShapeError:
-            return False
-
-    def read(self, file: Input) -> Iterator[Item]:
-        """Read the records and rejects of a file."""
-        self._functions.file = file.path
-        for item, is_partial in self._read_values(file):
-            convert = partial(self._build_records, file=file, is_partial=is_partial)
-            yield from convert_value(item, self.document.name, convert)
-
-    def _read_values(self, file: Input) -> Iterator[tuple[Element | Reject, bool]]:
+    def _read_values(self) -> Iterator[tuple[Element | Reject, bool]]:
         """Read the values of a file, each with whether it is the readable part of a cut document."""
-        reading = self.document.read
+        file, reading = self._file, self._declaration.document.read
         items: Iterator[Element | Reject]
         if reading.query is not None:
             items = _read_query(file, reading.query)
         elif reading.record is not None:
             items = _read_text(file, re.compile(reading.record), re.compile(reading.entry or "(?P<text>.*)"))
         elif reading.group is not None:
-            items = self._read_groups(file)
+            items = self._read_groups()
         elif reading.unit == "file":
             items = _read_lines(file)
-        elif self.document.whole:
-            yield from read_with_partial(file, *sorted({path[0] for path in self._compiled.entries.paths if path}))
+        elif self._declaration.document.whole:
+            yield from read_with_partial(file, *sorted({path[0] for path in self._declaration.entries.paths if path}))
             return
         else:
             items = read_values(file)
         yield from ((item, False) for item in items)
 
-    def _read_groups(self, file: Input) -> Iterator[Element | Reject]:
+    def _read_groups(self) -> Iterator[Element | Reject]:
         """Read the lines of each group, which may be anywhere in the file, as one value `{lines: [...]}`."""
-        group = self._compiled.group
+        group = self._declaration.group
         rejects: list[Element | Reject] = []
 
         def split() -> Iterator[tuple[str, bytes]]:
-            for item in read_values(file):
-                key = None if isinstance(item, Reject) or item.problem else group.search(item.value, self._options)
+            for item in read_values(self._file):
+                key = None if isinstance(item, Reject) or item.problem else group.search(item.value, self._functions)
                 if isinstance(item, Element) and key is not None:
                     yield json.dumps(key), msgspec.json.encode((item.index, item.value))
                 else:
@@ -407,19 +269,19 @@ class Declaration:
                 else Element(item.index, item.value, item.problem or f"`{group.text}` gives no group", source=item.raw)
             )
 
-    def _build_records(self, value: Any, *, file: Input, is_partial: bool) -> list[EpisodeRecord]:
+    def _build_records(self, value: Any, *, is_partial: bool) -> list[EpisodeRecord]:
         self._functions.root = value
-        for companion, of in self._compiled.companions:
-            targets = of.search(value, self._options)
+        for companion, of in self._declaration.companions:
+            targets = of.search(value, self._functions)
             for target in targets if isinstance(targets, list) else [targets]:
                 if isinstance(target, dict):
-                    target[companion.into] = _read_companions(file.path.parent, companion.files, target)
-        rollouts = self._compiled.each.search(value, self._options)
-        is_nested = self.document.read.each != "@"
-        outside = omit_paths(value, self._compiled.each.paths) if is_nested else None
+                    target[companion.into] = _read_companions(self._file.path.parent, companion.files, target)
+        rollouts = self._declaration.each.search(value, self._functions)
+        is_nested = self._declaration.document.read.each != "@"
+        outside = omit_paths(value, self._declaration.each.paths) if is_nested else None
         records: list[EpisodeRecord] = []
         for rollout in rollouts if isinstance(rollouts, list) and is_nested else [rollouts]:
-            record = self._build_record(rollout, file)
+            record = self._build_record(rollout)
             if is_partial:
                 record.status, record.extra = "aborted", (record.extra or {}) | {"is_cut": True}
             if outside is not None and not records:
@@ -427,82 +289,83 @@ class Declaration:
             records.append(record)
         return records
 
-    def _build_record(self, rollout: Any, file: Input) -> EpisodeRecord:
-        compiled, options = self._compiled, self._options
-        entries = compiled.entries.search(rollout, options)
+    def _build_record(self, rollout: Any) -> EpisodeRecord:
+        compiled, functions = self._declaration, self._functions
+        entries = compiled.entries.search(rollout, functions)
         if entries is not None and not isinstance(entries, list):
             raise ShapeError(f"`{compiled.entries.text}` is {type(entries).__name__}; valid: a list")
-        messages, skipped, unknown = self._make_messages(entries or [], file)
-        prompt = compiled.prompt.search(rollout, options) if compiled.prompt else None
+        messages, skipped, unknown = self._make_messages(entries or [])
+        prompt = compiled.prompt.search(rollout, functions) if compiled.prompt else None
         prompt_messages = normalise_messages(prompt, "the prompt") if prompt else []
         chat = parse_answers_from([*prompt_messages, *messages], len(prompt_messages), location=compiled.entries.text)
         for step in chat.steps:
             _set_step_fields(step)
-        extra = as_object(omit_paths(rollout, compiled.paths))
-        extra |= {"events": skipped} if skipped else {}
-        extra |= {"unknown_entries": unknown} if unknown else {}
         fields = {name: self._read_field(name, rollout) for name in compiled.episode}
         identity = fields.pop("identity", None)
-        record = EpisodeRecord(task_id="", steps=[], extra=extra or None)
+        if not isinstance(identity, str | None):
+            identity = json.dumps(identity)
+        record = EpisodeRecord(task_id="", steps=[])
+        set_chat_fields(record, chat)
         for name, field in fields.items():
             if field is not None:
                 setattr(record, name, _convert_field(EpisodeRecord, name, field))
-        set_chat_fields(record, chat)
+        extra = record.extra or {} if "extra" in fields else as_object(omit_paths(rollout, compiled.paths))
+        extra |= {"events": skipped} if skipped else {}
+        record.extra = extra | ({"unknown_entries": unknown} if unknown else {}) or None
         scores = ScoreList()
         for scorer, expression in compiled.scores.items():
-            score = expression.search(rollout, options)
+            score = expression.search(rollout, functions)
             pairs = as_object(score).items() if scorer == "*" else [(scorer, score)]
             for name, number in pairs:
                 if number is not None:
                     scores.add(name, number)
         record.scores = scores.records
-        if fields.get("task_id") is None:
-            question = next(
-                (join_text(m.get("content"), "\n") for m in chat.initial_messages if m["role"] == "user"), ""
-            )
-            record.task_id = make_prompt_task_id(question)
+        if not record.task_id:
+            questions = (join_text(m.get("content"), "\n") for m in chat.initial_messages if m["role"] == "user")
+            question = next(questions, "")
+            record.task_id = make_prompt_task_id(question) if question else identity or get_stem(self._file.path)
         if identity is not None:
-            record.rollout_index = hash_rollout_index(identity if isinstance(identity, str) else json.dumps(identity))
-        elif not self.document.whole:
+            record.rollout_index = hash_rollout_index(identity)
+        elif not compiled.document.whole:
             record.rollout_index = choose_rollout_index(
-                file, fields.get("rollout_index"), record.run_id, record.collection_round, record.task_id
+                self._file, fields.get("rollout_index"), record.run_id, record.collection_round, record.task_id
             )
         return record
 
     def _read_field(self, name: str, rollout: Any) -> Any:
-        expression, mapped = self._compiled.episode[name]
-        field = expression.search(rollout, self._options)
+        expression, mapped = self._declaration.episode[name]
+        field = expression.search(rollout, self._functions)
         if mapped is None:
             return field
         key = field if isinstance(field, str) else json.dumps(field)
         return mapped.map.get(key, mapped.default)
 
-    def _make_messages(self, entries: list[Any], file: Input) -> tuple[list[Message], list[Any], list[Any]]:
+    def _make_messages(self, entries: list[Any]) -> tuple[list[Message], list[Any], list[Any]]:
         """Return the messages of entries, the entries that are known to be none, and the unknown ones."""
-        rules = self._compiled.rules
+        rules = self._declaration.rules
         if not rules:
-            return normalise_messages(entries, self._compiled.entries.text, file), [], []
+            return normalise_messages(entries, self._declaration.entries.text, self._file), [], []
         messages: list[Message] = []
         skipped, unknown = [], []
         for index, entry in enumerate(entries):
-            rule = next((r for r in rules if _is_true(r.where.search(entry, self._options))), None)
+            rule = next((r for r in rules if is_true(r.where.search(entry, self._functions))), None)
             if rule is None:
                 fields = as_object(entry)
                 kind = fields.get("type", fields.get("role"))
-                report_unknown(file, "entry", [f"of type {kind}"] if isinstance(kind, str) else sorted(fields))
+                report_unknown(self._file, "entry", [f"of type {kind}"] if isinstance(kind, str) else sorted(fields))
                 unknown.append(entry)
                 continue
             if rule.skip:
                 skipped.append(entry)
                 continue
             made = [
-                message for expression in rule.make for message in _as_list(expression.search(entry, self._options))
+                message for expression in rule.make for message in _as_list(expression.search(entry, self._functions))
             ]
             rest = as_object(omit_paths(entry, rule.paths))
             for position, message in enumerate(made):
                 fields = {key: field for key, field in message.items() if field is not None}
                 step = fields.pop("step", None)
-                normalised = normalise_messages(fields, f"{self._compiled.entries.text}[{index}]")
+                normalised = normalise_messages(fields, f"{self._declaration.entries.text}[{index}]")
                 target = next((m for m in normalised if m.get("role") == "assistant"), normalised[0])
                 target |= (rest if position == 0 else {}) | ({"step": step} if step else {})
                 messages += normalised
@@ -510,39 +373,59 @@ class Declaration:
 
 
 class _CompiledRule(msgspec.Struct):
-    where: _Expression
-    make: list[_Expression]
+    where: Expression
+    make: list[Expression]
     skip: bool
     context: str | None
     paths: frozenset[FieldPath]
 
 
-class _Compiled:
+class CompiledDeclaration:
     """The compiled expressions of a declaration."""
 
-    def __init__(self, document: _Document) -> None:
-        self.each = _Expression(document.read.each, "read.each")
-        self.group = _Expression(document.read.group or "null", "read.group")
-        self.entries = _Expression(document.messages.entries, "messages.list")
+    def __init__(self, document: DeclarationDocument) -> None:
+        self.document = document
+        recognise = document.recognise
+        recognitions = [*(recognise if isinstance(recognise, list) else [recognise]), *document.without]
+        self.where = {known.where: Expression(known.where, "recognise.where") for known in recognitions if known.where}
+        self.each = Expression(document.read.each, "read.each")
+        self.group = Expression(document.read.group or "null", "read.group")
+        self.entries = Expression(document.messages.entries, "messages.list")
         prompt = document.messages.prompt
-        self.prompt = None if prompt is None else _Expression(prompt, "messages.prompt")
+        self.prompt = None if prompt is None else Expression(prompt, "messages.prompt")
         self.companions = [
-            (companion, _Expression(companion.of, "read.companions.of")) for companion in document.read.companions
+            (companion, Expression(companion.of, "read.companions.of")) for companion in document.read.companions
         ]
-        self.episode: dict[str, tuple[_Expression, _Mapped | None]] = {}
+        self.episode: dict[str, tuple[Expression, MappedField | None]] = {}
         for name, field in document.episode.items():
-            mapped = field if isinstance(field, _Mapped) else None
-            text = field.source if isinstance(field, _Mapped) else field
-            self.episode[name] = _Expression(text, f"episode.{name}"), mapped
-        self.scores = {name: _Expression(text, f"scores.{name}") for name, text in document.scores.items()}
+            mapped = field if isinstance(field, MappedField) else None
+            text = field.source if isinstance(field, MappedField) else field
+            self.episode[name] = Expression(text, f"episode.{name}"), mapped
+        self.scores = {name: Expression(text, f"scores.{name}") for name, text in document.scores.items()}
         self.rules = [self._compile_rule(rule, index) for index, rule in enumerate(document.messages.rules)]
         expressions = [self.entries, *(pair[0] for pair in self.episode.values()), *self.scores.values()]
         expressions += [] if self.prompt is None else [self.prompt]
         self.paths = frozenset(path for expression in expressions for path in expression.paths)
 
-    def _compile_rule(self, rule: _Rule, index: int) -> _CompiledRule:
-        where = _Expression(rule.where, f"messages.rules[{index}].where")
-        make = [_Expression(text, f"messages.rules[{index}].make") for text in rule.make]
+    def fits(self, head: FileHead, recognition: Recognition) -> bool:
+        """Return whether the condition of a recognition holds for one of the first values with its keys."""
+        functions, keys, where = (
+            ExpressionFunctions(head.path),
+            set(recognition.keys),
+            self.where[str(recognition.where)],
+        )
+        try:
+            return any(is_true(where.search(v, functions)) for v in head.objects if v.keys() >= keys)
+        except ShapeError:
+            return False
+
+    def read(self, file: Input) -> Iterator[Item]:
+        """Read the records and rejects of a file."""
+        return _DeclaredFile(self, file).read()
+
+    def _compile_rule(self, rule: MessageRule, index: int) -> _CompiledRule:
+        where = Expression(rule.where, f"messages.rules[{index}].where")
+        make = [Expression(text, f"messages.rules[{index}].make") for text in rule.make]
         paths = frozenset(path for expression in (where, *make) for path in expression.paths if path)
         return _CompiledRule(where, make, rule.skip, rule.context, paths)
 
@@ -632,8 +515,6 @@ def _read_lines(file: Input) -> Iterator[Element | Reject]:
 
 def _read_query(file: Input, query: str) -> Iterator[Element | Reject]:
     """Read the rows of a query of an SQLite file as objects."""
-    import sqlite3
-
     index = 0
     try:
         with closing(connect_read_only(file.path)) as database:
@@ -675,15 +556,3 @@ def _read_text(file: Input, record: re.Pattern[str], entry: re.Pattern[str]) -> 
                 entries.append(fields | {"text": text})
     if value is not None:
         yield Element(start, value, source=json.dumps(value))
-
-
-def load_declared() -> list[Format]:
-    """Return the declared formats that come with Trajlake, by name."""
-    return [Declaration(path).format for path in sorted(FOLDER.glob("*.toml"))]
-
-
-def load_declaration(path: Path) -> Format:
-    """Return the format of a user's declaration. Raises FormatError: the declaration is not valid."""
-    declaration = Declaration(path)
-    declaration.check()
-    return declaration.format
