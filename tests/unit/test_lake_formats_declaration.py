@@ -274,6 +274,36 @@ def test_a_users_declaration_is_a_format(tmp_path: Path) -> None:
     assert choose_format(file, str(declare(tmp_path, CHAT.format(read="")))).name == "trial"
 
 
+def test_a_context_starts_again_and_a_copied_response_is_not_trained_on(tmp_path: Path) -> None:
+    body = (
+        CHAT.format(read="")
+        + """
+[[messages.rules]]
+where = "by == 'summary'"
+context = "new"
+make = ["{role: 'user', content: words}"]
+"""
+    )
+    body = body.replace("step: {model: engine,", "step: {model: engine, response_id: key,")
+    again = [{"by": "model", "words": "5", "key": "r1"}, {"by": "person", "words": "Go on."}]
+    talk = [
+        TALK[0],
+        *again,
+        {"by": "summary", "words": "It was 5."},
+        *again[:1],
+        {"by": "model", "words": "6", "key": "r2"},
+    ]
+    path = write(tmp_path, json.dumps(DOCUMENT | {"talk": talk}), "a.json")
+    (record,), _ = read(declare(tmp_path, body, "whole = true\n"), path)
+    assert [(step.is_copied_context, step.trainable) for step in record.steps] == [
+        (False, True),
+        (True, False),
+        (False, True),
+    ]
+    assert record.steps[1].state == "It was 5."
+    assert (record.steps[1].extra or {})["history"] == "rewritten"
+
+
 def test_an_entry_that_no_rule_takes_is_reported_kept_and_refused_if_strict(tmp_path: Path) -> None:
     declaration = declare(tmp_path, CHAT.format(read=""))
     document = DOCUMENT | {"talk": [{"by": "bird", "type": "song", "notes": 3}, *TALK]}

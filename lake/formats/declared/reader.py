@@ -21,6 +21,7 @@ from jmespath.exceptions import JMESPathError
 from jmespath.functions import Functions, signature
 
 from lake.formats.base.archives import connect_read_only
+from lake.formats.base.entries import split_rewinds, split_runs, split_threads, split_tree
 from lake.formats.base.fields import (
     ScoreList,
     as_object,
@@ -46,12 +47,14 @@ from lake.formats.base.rows import (
 from lake.formats.base.source import Input, get_stem, read_lines
 from lake.formats.chat.data_sets import normalise_messages, parse_answers_from
 from lake.formats.chat.messages import Message, join_text, make_tool_call
-from lake.formats.chat.sessions import set_chat_fields
+from lake.formats.chat.sessions import mark_copies, open_contexts, order_results, set_chat_fields
 from lake.formats.declared.document import DeclarationDocument, MappedField, MessageRule, Recognition
 from lake.records import EpisodeRecord, Reject, StepRecord, TokensRecord
 
 _COMPANIONS = 20_000
 """Files that a declaration may read next to one file."""
+_OPENS = "opens_context"
+"""Key of a made message with which the context starts again."""
 _STEP_FIELDS = frozenset(StepRecord.__struct_fields__) - {"context", "extra", "state", "action"}
 
 # ---------------------------------------------------------------- expressions
@@ -62,6 +65,8 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 """Values that JMESPath takes for false; a number is true."""
 _ANY: dict[str, Any] = {"types": []}
+_LIST: dict[str, Any] = {"types": ["array"]}
+_FIELD: dict[str, Any] = {"types": ["expref"]}
 
 
 def _takes(*arguments: dict[str, Any]) -> Callable[[_Method], _Method]:
@@ -134,6 +139,36 @@ class ExpressionFunctions(Functions):  # type: ignore[misc]
         """Return the elements of lists and other values in one list, without nulls."""
         lists = (part if isinstance(part, list) else [part] for part in parts)
         return [element for elements in lists for element in elements if element is not None]
+
+    @_takes(_ANY)
+    def _func_task(self, text: Any) -> str | None:
+        """Return the task of a prompt: the hash of its text; null without one."""
+        return make_prompt_task_id(text) if text else None
+
+    @_takes(_LIST, _FIELD)
+    def _func_runs(self, entries: list[Any], is_start: Any) -> list[Any]:
+        """Return `entries` of each run of a list; a run begins at each entry for which the field is true."""
+        return split_runs(entries, lambda entry: is_true(_read(is_start)(entry)))
+
+    @_takes(_LIST, _FIELD)
+    def _func_threads(self, entries: list[Any], thread: Any) -> list[Any]:
+        """Return `entries` of the main agent, then those of each other one; the field names it."""
+        return split_threads(entries, _read(thread))
+
+    @_takes(_LIST, _FIELD, _FIELD, _FIELD)
+    def _func_tree(self, entries: list[Any], key: Any, parent: Any, is_decision: Any) -> list[Any]:
+        """Return `entries` of each branch of a tree."""
+        return split_tree(entries, _read(key), _read(parent), lambda entry: is_true(_read(is_decision)(entry)))
+
+    @_takes(_LIST, _FIELD, _FIELD, _FIELD)
+    def _func_rewinds(self, entries: list[Any], key: Any, target: Any, is_decision: Any) -> list[Any]:
+        """Return `entries` as they are in the end, and of each history that an entry with a target undid."""
+        return split_rewinds(entries, _read(key), _read(target), lambda entry: is_true(_read(is_decision)(entry)))
+
+
+def _read(field: Any) -> Callable[[Any], Any]:
+    """Return the function of a field that an expression names with `&`."""
+    return lambda entry: field.visit(field.expression, entry)
 
 
 class Expression:
@@ -287,6 +322,8 @@ class _DeclaredFile:
             if outside is not None and not records:
                 record.extra = (record.extra or {}) | {"document": outside}
             records.append(record)
+        if self._declaration.document.whole:
+            mark_copies(records)
         return records
 
     def _build_record(self, rollout: Any) -> EpisodeRecord:
@@ -297,7 +334,9 @@ class _DeclaredFile:
         messages, skipped, unknown = self._make_messages(entries or [])
         prompt = compiled.prompt.search(rollout, functions) if compiled.prompt else None
         prompt_messages = normalise_messages(prompt, "the prompt") if prompt else []
-        chat = parse_answers_from([*prompt_messages, *messages], len(prompt_messages), location=compiled.entries.text)
+        messages = [*prompt_messages, *order_results(messages)]
+        chat = parse_answers_from(messages, len(prompt_messages), location=compiled.entries.text)
+        open_contexts(chat, lambda message: message.pop(_OPENS, False))
         for step in chat.steps:
             _set_step_fields(step)
         fields = {name: self._read_field(name, rollout) for name in compiled.episode}
@@ -347,6 +386,7 @@ class _DeclaredFile:
             return normalise_messages(entries, self._declaration.entries.text, self._file), [], []
         messages: list[Message] = []
         skipped, unknown = [], []
+        opens: dict[str, Any] = {}
         for index, entry in enumerate(entries):
             rule = next((r for r in rules if is_true(r.where.search(entry, self._functions))), None)
             if rule is None:
@@ -355,6 +395,8 @@ class _DeclaredFile:
                 report_unknown(self._file, "entry", [f"of type {kind}"] if isinstance(kind, str) else sorted(fields))
                 unknown.append(entry)
                 continue
+            if rule.context == "new":
+                opens = {_OPENS: True}
             if rule.skip:
                 skipped.append(entry)
                 continue
@@ -368,6 +410,8 @@ class _DeclaredFile:
                 normalised = normalise_messages(fields, f"{self._declaration.entries.text}[{index}]")
                 target = next((m for m in normalised if m.get("role") == "assistant"), normalised[0])
                 target |= (rest if position == 0 else {}) | ({"step": step} if step else {})
+                normalised[0] |= opens
+                opens = {}
                 messages += normalised
         return messages, skipped, unknown
 
@@ -438,6 +482,7 @@ def _as_list(made: Any) -> list[dict[str, Any]]:
 def _set_step_fields(step: StepRecord) -> None:
     """Set the columns that a rule's `step` names on a step."""
     extra = step.extra or {}
+    extra.pop(_OPENS, None)
     fields = as_object(extra.pop("step", None))
     for name, field in fields.items():
         if field is None:
