@@ -100,16 +100,16 @@ def main() -> None:
     parser.add_argument("--lake", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--disk-bytes", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.lake is not None:
-        print(json.dumps(one_rank(given.lake, given.rank, given.ranks, given.disk_bytes)))
+    arguments = parser.parse_args()
+    if arguments.lake is not None:
+        print(json.dumps(one_rank(arguments.lake, arguments.rank, arguments.ranks, arguments.disk_bytes)))
         return
     from synthetic import tokens_lake
 
     from testkit.object_store import _SERVER, new_bucket
 
     server = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _LATE + _SERVER, str(given.latency_ms)],
+        [sys.executable, "-W", "ignore", "-c", _LATE + _SERVER, str(arguments.latency_ms)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -120,20 +120,21 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["TRAJLAKE_CACHE"] = folder
-            tokens_lake(Path(folder, "lake"), given.rows)
+            tokens_lake(Path(folder, "lake"), arguments.rows)
             table = copied(Path(folder, "lake"), store.root)
-            print(f"Token files: {table / 1e6:.1f} MB; {given.ranks} ranks.\n")
+            print(f"Token files: {table / 1e6:.1f} MB; {arguments.ranks} ranks.\n")
             print("| | requests of a rank | MB of a rank | MB of all | plan, s | first batch, s | epoch, s |")
             print("| --- | --- | --- | --- | --- | --- | --- |")
             runs = {"no disk cache": 0, "an empty disk cache": 8 << 30, "the same again": 8 << 30}
             batches = set()
             for name, disk_bytes in runs.items():
-                found = all_ranks(store.root, given.ranks, disk_bytes)
+                found = all_ranks(store.root, arguments.ranks, disk_bytes)
                 batches.add(tuple((one["batches"], one["plan"]) for one in found))
                 sums = {key: sum(one[key] for one in found) for key in ("requests", "bytes")}
                 most = [max(one[key] for one in found) for key in ("planned", "first", "seconds")]
                 print(
-                    f"| {name} | {sums['requests'] / given.ranks:,.0f} | {sums['bytes'] / given.ranks / 1e6:,.1f} "
+                    f"| {name} | {sums['requests'] / arguments.ranks:,.0f} "
+                    f"| {sums['bytes'] / arguments.ranks / 1e6:,.1f} "
                     f"| {sums['bytes'] / 1e6:,.1f} | {' | '.join(f'{one:.2f}' for one in most)} |",
                     flush=True,
                 )

@@ -143,7 +143,7 @@ async def _bare(url: str, waiting: Iterator[list[Call]], parallel: int, burnt: f
         return time.perf_counter() - began
 
 
-def measure(url: str, model: str, given: argparse.Namespace) -> None:
+def measure(url: str, model: str, arguments: argparse.Namespace) -> None:
     """Print the table, a row for each run."""
     head = (
         "run",
@@ -159,21 +159,23 @@ def measure(url: str, model: str, given: argparse.Namespace) -> None:
         "load",
     )
     rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    for run in range(1, given.runs + 1):
+    for run in range(1, arguments.runs + 1):
         with tempfile.TemporaryDirectory() as folder:
             uri = f"{folder}/lake"
-            collecting = partial(collected, uri, url, model, given.episodes, given.parallel, given.max_tokens)
+            collecting = partial(
+                collected, uri, url, model, arguments.episodes, arguments.parallel, arguments.max_tokens
+            )
             ours, our_cpu = measured(url, collecting)
             episodes = calls_of(uri)
         calls = sum(map(len, episodes))
-        theirs, their_cpu = measured(url, partial(bare, url, episodes, given.parallel))
+        theirs, their_cpu = measured(url, partial(bare, url, episodes, arguments.parallel))
         burnt = max(0.0, (our_cpu - their_cpu) / calls)
-        control, control_cpu = measured(url, partial(bare, url, episodes, given.parallel, burnt))
+        control, control_cpu = measured(url, partial(bare, url, episodes, arguments.parallel, burnt))
         tokens = sum(length for episode in episodes for _, length in episode)
         cells = (
             f"{run}",
             f"{len(episodes)}",
-            f"{given.parallel}",
+            f"{arguments.parallel}",
             f"{calls:,}",
             *(f"{tokens / seconds:,.0f}" for seconds in (theirs, control, ours)),
             *(f"{seconds / ours:.2f}" for seconds in (theirs, control)),
@@ -208,14 +210,14 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=4)
     parser.add_argument("--runs", type=int, default=2, help="of all three, in turn")
-    given = parser.parse_args()
-    if (given.engine is None) != (given.model is None):
+    arguments = parser.parse_args()
+    if (arguments.engine is None) != (arguments.model is None):
         parser.error("--engine and --model go together")
-    if given.engine is not None:
-        measure(given.engine, given.model, given)
+    if arguments.engine is not None:
+        measure(arguments.engine, arguments.model, arguments)
         return
-    with tempfile.TemporaryDirectory() as folder, scripted(Path(folder), given.pace) as url:
-        measure(url, folder, given)
+    with tempfile.TemporaryDirectory() as folder, scripted(Path(folder), arguments.pace) as url:
+        measure(url, folder, arguments)
 
 
 if __name__ == "__main__":

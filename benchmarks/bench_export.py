@@ -82,16 +82,16 @@ def main() -> None:
     parser.add_argument("--task")
     add_measurement_option(parser)
     parser.add_argument("--lake", type=Path)
-    given = parser.parse_args()
-    if given.task:
-        run_task(given.task, given.lake)
+    arguments = parser.parse_args()
+    if arguments.task:
+        run_task(arguments.task, arguments.lake)
         return
     print("| format | rows | MB | export, CPU s | ratio (CPU) | ratio (wall) | peak, GB |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
-        path = make(Path(folder), given.megabytes)
-        for name in given.formats:
-            runs = [(measure(BASELINE, path), measure(name, path)) for _ in range(given.repeat)]
+        path = make(Path(folder), arguments.megabytes)
+        for name in arguments.formats:
+            runs = [(measure(BASELINE, path), measure(name, path)) for _ in range(arguments.repeat)]
             ratios = [statistics.median(run[cost] / base[cost] for base, run in runs) for cost in ("cpu", "seconds")]
             rows, megabytes = runs[0][1]["rows"], runs[0][1]["mb"]
             baseline_seconds, seconds = (statistics.median(pair[side]["cpu"] for pair in runs) for side in (0, 1))
@@ -110,7 +110,7 @@ def main() -> None:
             baseline_seconds=baseline_seconds,
             ratio=ratios[0],
         )
-        write_measurement(given.measurement, measurement)
+        write_measurement(arguments.measurement, measurement)
 
 
 if __name__ == "__main__":

@@ -205,20 +205,20 @@ def main() -> None:
     add_measurement_option(parser)
     parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--file", type=Path)
-    given = parser.parse_args()
-    if given.task:
-        run_task(given.task, given.file)
+    arguments = parser.parse_args()
+    if arguments.task:
+        run_task(arguments.task, arguments.file)
         return
     print("| format | MB | episodes | parse, CPU s | ingest, CPU s | ratio (CPU) | ratio (wall) | peak of ingest, GB |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.formats:
-            home = (given.keep or Path(folder)) / name
+        for name in arguments.formats:
+            home = (arguments.keep or Path(folder)) / name
             if not home.exists():
                 home.mkdir(parents=True)
-                MAKERS[name](home, given.megabytes)
+                MAKERS[name](home, arguments.megabytes)
             path = next(iter(sorted(home.iterdir())))
-            runs = [{task: measure(task, path, 0) for task in TASKS} for _ in range(given.repeat)]
+            runs = [{task: measure(task, path, 0) for task in TASKS} for _ in range(arguments.repeat)]
             megabytes = sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path])) / 1e6
             episodes = runs[0]["ingest"]["records"]
 
@@ -245,7 +245,7 @@ def main() -> None:
             ratio=ratios[0],
             aims={"peak_gb": 1.0},
         )
-        write_measurement(given.measurement, measurement)
+        write_measurement(arguments.measurement, measurement)
 
 
 if __name__ == "__main__":

@@ -61,18 +61,18 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--lake", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.lake is not None:
-        print(json.dumps(plan(given.lake)))
+    arguments = parser.parse_args()
+    if arguments.lake is not None:
+        print(json.dumps(plan(arguments.lake)))
         return
     from synthetic import lengths_lake
 
     print("| episodes | select s | plan s | hash s | in all s | processor s | peak GB | optimizer steps |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
-    for episodes in given.episodes:
+    for episodes in arguments.episodes:
         with tempfile.TemporaryDirectory() as folder:
             lengths_lake(Path(folder, "lake"), episodes)
-            runs = [measured(Path(folder, "lake")) for _ in range(given.repeat)]
+            runs = [measured(Path(folder, "lake")) for _ in range(arguments.repeat)]
         found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         total = found["select"] + found["plan"] + found["hash"]
         print(

@@ -176,23 +176,23 @@ def main() -> None:
     add_measurement_option(parser)
     parser.add_argument("--durable", action="store_true", help="compare proxies with and without --durable")
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.engine:
+    arguments = parser.parse_args()
+    if arguments.engine:
         engine()
         return
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
-    bare_name, name, options = ("without", "durable", ("--durable",)) if given.durable else ("bare", "proxy", ())
+    bare_name, name, options = ("without", "durable", ("--durable",)) if arguments.durable else ("bare", "proxy", ())
     head = ("at once", "answers", f"{bare_name}, calls/s", f"{name}, calls/s", "ratio", f"{bare_name} p50 / p99, ms")
     head += ("added p50 / p99, ms", "CPU, ms a call", "peak RSS, MB")
     print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
     with process(sys.executable, __file__, "--engine") as (_, url):
         measurements, waits_ms = [], dict[str, float]()
-        for at_once in given.at_once:
-            calls = max(given.calls, 2 * at_once)
+        for at_once in arguments.at_once:
+            calls = max(arguments.calls, 2 * at_once)
             for stream in (False, True):
                 bare, best = None, None
-                for _ in range(given.runs):
-                    if given.durable:
+                for _ in range(arguments.runs):
+                    if arguments.durable:
                         run = through_proxy(url, calls, at_once, stream=stream)[:2]
                     else:
                         run = asyncio.run(measured(url, calls, at_once, stream=stream))
@@ -214,7 +214,7 @@ def main() -> None:
                     f"{best[3]:,.0f}",
                 ]
                 print(f"| {' | '.join(cells)} |", flush=True)
-                if at_once == given.at_once[0]:
+                if at_once == arguments.at_once[0]:
                     answer = "30 chunks" if stream else "a whole answer"
                     for name_of_share, share in (("median", 0.5), ("p99", 0.99)):
                         waits_ms[f"proxy, {answer}, {name_of_share}"] = at(best[0], share)
@@ -232,7 +232,7 @@ def main() -> None:
                     waits_ms=waits_ms,
                 )
                 measurements.append(measurement)
-        write_measurement(given.measurement, measurements[0])
+        write_measurement(arguments.measurement, measurements[0])
 
 
 if __name__ == "__main__":

@@ -49,12 +49,12 @@ def main() -> None:
     parser.add_argument("--read-ms", type=float, default=50.0)
     parser.add_argument("--model-ms", type=float, default=40.0)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 4])
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     read, reads = RowGroupReader.read, [0]
 
     def slow(self: RowGroupReader, *args: Any) -> Any:
         reads[0] += 1
-        time.sleep(given.read_ms / 1000)
+        time.sleep(arguments.read_ms / 1000)
         return read(self, *args)
 
     RowGroupReader.read = slow  # type: ignore[method-assign]
@@ -62,11 +62,11 @@ def main() -> None:
         lk = token_lake(Path(folder), token_episodes(tasks=40), writes=16)
         print("| threads that read | steps | row groups read | waits over 25 ms | their sum, s | reading alone, s |")
         print("| --- | --- | --- | --- | --- | --- |")
-        for threads in given.threads:
+        for threads in arguments.threads:
             reads[0] = 0
-            found = waits(lk, threads, given.model_ms / 1000)
+            found = waits(lk, threads, arguments.model_ms / 1000)
             long = [one for one in found if one > LONG_S]
-            alone = reads[0] * given.read_ms / 1000 / threads
+            alone = reads[0] * arguments.read_ms / 1000 / threads
             print(f"| {threads} | {len(found) + 1} | {reads[0]} | {len(long)} | {sum(long):.2f} | {alone:.2f} |")
 
 

@@ -126,11 +126,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="about how long each loop is to sleep")
     parser.add_argument("--only-unpaused", action="store_true", help="one agent without pauses")
     add_measurement_option(parser)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
     print("| microseconds | p50 | p99 | p99.9 | most |\n| --- | --- | --- | --- | --- |")
-    for threads, pause in ((1, 0.0), (1, 0.001), (1, 0.01), (8, 0.001))[: 1 if given.only_unpaused else None]:
-        episodes = threads * int(given.seconds / STEPS / max(pause, 0.001))
+    for threads, pause in ((1, 0.0), (1, 0.001), (1, 0.01), (8, 0.001))[: 1 if arguments.only_unpaused else None]:
+        episodes = threads * int(arguments.seconds / STEPS / max(pause, 0.001))
         about = f"{threads} at once, {1000 * pause:g} ms between steps"
         if threads == 1:
             standard = control(episodes * STEPS, pause)
@@ -142,7 +142,7 @@ def main() -> None:
             if kind == "recorded":
                 print(row(f"{about}, {kind}: end", ends), flush=True)
                 if pause == 0.0:
-                    write_measurement(given.measurement, summarise(steps, ends, standard))
+                    write_measurement(arguments.measurement, summarise(steps, ends, standard))
 
 
 if __name__ == "__main__":

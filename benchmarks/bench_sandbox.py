@@ -110,10 +110,10 @@ def compare(path: Path, rows: int, repeat: int) -> None:
     print(f"{len(text):,} bytes, {STEPS} steps, {rows:,} rows a run, {repeat} runs\n")
     print("| messages as | calls a batch | in process, rows/s | sandbox, rows/s | best | ratio | ratio of CPU |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name, given in (("JSON text", msgspec.Raw(text)), ("objects", messages)):
+    for name, content in (("JSON text", msgspec.Raw(text)), ("objects", messages)):
         for size in SIZES:
             count = rows if size > 1 else rows // 10
-            pairs = [(in_process(messages, count), sandboxed(path, given, count, size)) for _ in range(repeat)]
+            pairs = [(in_process(messages, count), sandboxed(path, content, count, size)) for _ in range(repeat)]
             alone = count / statistics.median(base.wall for base, _ in pairs)
             rates = [count / held.wall for _, held in pairs]
             wall = statistics.median(held.wall / base.wall for base, held in pairs)
@@ -150,14 +150,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--repeat", type=int, default=5)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "reward.py")
         path.write_text(FUNCTION)
         print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, ", end="")
         print(f"level {level()}, load before the start {os.getloadavg()[0]:.1f}; ", end="")
-        compare(path, given.rows, given.repeat)
-        starts(path, given.repeat)
+        compare(path, arguments.rows, arguments.repeat)
+        starts(path, arguments.repeat)
 
 
 if __name__ == "__main__":

@@ -152,8 +152,8 @@ def _found(episodes: pl.DataFrame) -> pl.DataFrame:
     selected = episodes.select(*names, episode_score="env_return", collected_group_id="group_id")
     selected = selected.sort("group_id", "episode_id")
     runs = selected.group_by("group_id").agg(pl.col("run_id").first())
-    found = hash_groups(selected, checks=CONFIG.checks).join(runs, on="group_id")
-    found = found.with_columns(
+    groups = hash_groups(selected, checks=CONFIG.checks).join(runs, on="group_id")
+    groups = groups.with_columns(
         pl.lit(value=False).alias("is_dead"),
         pl.lit("").alias("findings"),
         pl.lit(0.5).alias("score_mean"),
@@ -161,8 +161,8 @@ def _found(episodes: pl.DataFrame) -> pl.DataFrame:
         pl.col("episodes").alias("scored"),
     )
     required = [column.name for column in TABLES["credit_groups"].columns if column.required]
-    given = {*found.columns, "job_id", "series_id", "write_id"}
-    return found.with_columns(pl.lit(0).alias(name) for name in {*required, *DIAGNOSED} - given)
+    present = {*groups.columns, "job_id", "series_id", "write_id"}
+    return groups.with_columns(pl.lit(0).alias(name) for name in {*required, *DIAGNOSED} - present)
 
 
 def opened(path: Path) -> object:
@@ -230,8 +230,8 @@ QUESTIONS: dict[str, Callable[[Path], object]] = {
 
 
 def _known(path: Path) -> tuple[int, int]:
-    found = json.loads((path / "known.json").read_text())
-    return found[0], found[1]
+    episode, group = json.loads((path / "known.json").read_text())
+    return episode, group
 
 
 def asked(question: str, path: Path) -> dict[str, float]:
@@ -240,8 +240,8 @@ def asked(question: str, path: Path) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"seconds": math.nan, "cpu": math.nan, "gb": math.nan, "why": done.stderr.strip().splitlines()[-1:]}  # type: ignore[dict-item]
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def _ask(question: str, path: Path) -> None:

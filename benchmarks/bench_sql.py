@@ -166,10 +166,10 @@ def points(files: int, repeat: int) -> dict[str, float]:
                         (later if turn else first).append(seconds)
             print(f"| {name} | {statistics.median(first):.3f} | {statistics.median(later):.3f} |", flush=True)
             if name == "one episode, all columns":
-                both = {"first": first, "next": later}
+                waits = {"first": first, "next": later}
                 waits_ms = {
                     f"SQL, {when} episode, {files:,} files": 1e3 * statistics.median(times)
-                    for when, times in both.items()
+                    for when, times in waits.items()
                 }
     return waits_ms
 

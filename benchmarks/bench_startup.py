@@ -37,11 +37,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     add_measurement_option(parser)
     options = parser.parse_args()
-    given = options.file
+    source_file = options.file
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        source = given or folder / "made-up.json"
-        if given is None:
+        source = source_file or folder / "made-up.json"
+        if source_file is None:
             tau_like.write(source, 4 << 20)
         lake = ["--lake", str(folder / "lake")]
         subprocess.run([*TRAJLAKE, "ingest", str(source), *lake], check=True, stdout=subprocess.DEVNULL)

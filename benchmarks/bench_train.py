@@ -178,9 +178,11 @@ def measure(folder: Path, name: str, repeat: int, *, with_peer: bool, fastest: b
     print("\n| trainer | tokens/s | episodes/s | ours / this | of processor time |")
     print("| --- | --- | --- | --- | --- |")
     for kind, found in speed.items():
-        told = kind[0] if len(kind) == 1 else described(*kind)
+        label = kind[0] if len(kind) == 1 else described(*kind)
         ratios = [speed[("ours",)][clock] / found[clock] for clock in ("wall", "cpu")]
-        print(f"| {told} | {found['wall']:,.0f} | {found['wall'] / episodes:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+        print(
+            f"| {label} | {found['wall']:,.0f} | {found['wall'] / episodes:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} |"
+        )
     if with_peer and not fastest:
         compare_gradients(folder, exported["losses"])
     peer = max(layouts if with_peer else [("bare",)], key=lambda kind: speed[kind]["cpu"])

@@ -162,12 +162,12 @@ def main() -> None:
     parser.add_argument("--only", help="pages whose names begin like this")
     parser.add_argument("--few", action="store_true", help=f"these pages alone: {'; '.join(FEW)}")
     add_measurement_option(parser)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = given.lake or Path(folder, "lake")
-        os.environ[CACHE_VARIABLE], os.environ[ENVIRONMENT] = str(given.cache or folder), str(path)
+        path = arguments.lake or Path(folder, "lake")
+        os.environ[CACHE_VARIABLE], os.environ[ENVIRONMENT] = str(arguments.cache or folder), str(path)
         if not path.exists():
-            make(path, given.episodes)
+            make(path, arguments.episodes)
         lk = lake.open(path)
         import_pages()
         count_queries()
@@ -175,10 +175,10 @@ def main() -> None:
         print(f"baseline: {baseline_seconds:.2f} CPU s\n")
         print("| page | first, CPU s | in queries | cold, CPU s | in queries | warm, CPU s | in queries | wall s |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-        pages = [case for case in cases(lk) if case[0].startswith(given.only or "")]
-        pages = [case for case in pages if not given.few or case[0] in FEW]
+        pages = [case for case in cases(lk) if case[0].startswith(arguments.only or "")]
+        pages = [case for case in pages if not arguments.few or case[0] in FEW]
         write_measurement(
-            given.measurement, summarise([_time(lk, *case) for case in pages], given.episodes, baseline_seconds)
+            arguments.measurement, summarise([_time(lk, *case) for case in pages], arguments.episodes, baseline_seconds)
         )
 
 

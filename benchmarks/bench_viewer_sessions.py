@@ -106,10 +106,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lake", type=Path, help="a lake that an earlier call made, or where to make it")
     parser.add_argument("--cache", type=Path, help="a folder for the index that stays")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        path = given.lake or Path(folder, "lake")
-        os.environ[CACHE_VARIABLE] = str(given.cache or folder)
+        path = arguments.lake or Path(folder, "lake")
+        os.environ[CACHE_VARIABLE] = str(arguments.cache or folder)
         if not path.exists():
             make(path, 1_000_000)
         query = (

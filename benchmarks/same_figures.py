@@ -130,13 +130,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vs", type=Path, required=True, help="the other tree")
     parser.add_argument("source", nargs="?", type=Path, help="a tau-bench file; made up if missing")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        source = given.source.resolve() if given.source else folder / "made-up.json"
-        if given.source is None:
+        source = arguments.source.resolve() if arguments.source else folder / "made-up.json"
+        if arguments.source is None:
             tau_like.write(source, 1 << 20)
-        trees = {"before": given.vs.resolve(), "now": HERE}
+        trees = {"before": arguments.vs.resolve(), "now": HERE}
         before, now = (figures(tree, source, folder / name) for name, tree in trees.items())
     different = [name for name in before if before[name] != now.get(name)]
     for name in before:

@@ -69,9 +69,9 @@ def data_set(out: Path, settings: LadderSettings, say: Say) -> DataSet:
         return data_set
     for name in ("lake", "models"):
         shutil.rmtree(out / name, ignore_errors=True)
-    made = make_data_set(out, settings, say)
-    path.write_text(made.model_dump_json(indent=1))
-    return made
+    data_set = make_data_set(out, settings, say)
+    path.write_text(data_set.model_dump_json(indent=1))
+    return data_set
 
 
 def lake_of(out: Path) -> Lake:

@@ -207,17 +207,17 @@ def read_named_scores(lake: SnapshotReader, names: Sequence[str]) -> NamedScores
 
     Without names it reads nothing. Texts (`read_reasons`) and the scores of single steps are not read.
     """
-    parts: list[str] = []
+    queries: list[str] = []
     params: dict[str, str | None] = {}
     for number, name in enumerate(names):
         scorer, at, version = name.partition("@")
         params |= {f"scorer_{number}": scorer, f"version_{number}": version if at else None}
         of_version = _VERSION.format(scorer=f"$scorer_{number}", version=f"$version_{number}")
-        part = _VERSION_OF_NAME if name == ENV_RETURN else _OF_NAME
-        parts.append(part.format(number=number, scorer=f"$scorer_{number}", of_version=of_version))
-    if not parts:
+        query = _VERSION_OF_NAME if name == ENV_RETURN else _OF_NAME
+        queries.append(query.format(number=number, scorer=f"$scorer_{number}", of_version=of_version))
+    if not queries:
         return NamedScores(lake, {}, {})
-    rows = lake.sql(" UNION ALL ".join(parts), params).partition_by("number", as_dict=True)
+    rows = lake.sql(" UNION ALL ".join(queries), params).partition_by("number", as_dict=True)
     of_names = {names[number]: frame for (number,), frame in rows.items()}
     versions = {name: frame["version"][0] for name, frame in of_names.items()}
     return NamedScores(lake, {name: version for name, version in versions.items() if version is not None}, of_names)

@@ -7,8 +7,7 @@ With dtype float16 the loss has a scale (Micikevicius et al. 2018, arXiv 1710.03
 smallest float16 above zero is 6e-8, so small gradients of float16 products would become 0. The loss is therefore
 multiplied before the backward pass, and the gradients are divided by the same number before they are clipped. Where a
 gradient overflows, the update is skipped and the scale halved; after many updates without overflow it is doubled. The
-scale is the same on all
-ranks: an overflow on one of them skips the update on all.
+scale is the same on all ranks: an overflow on one of them skips the update on all.
 """
 
 import hashlib

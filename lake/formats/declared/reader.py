@@ -10,7 +10,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,36 +31,46 @@ from lake.formats.base.fields import (
     parse_finite,
     parse_number,
     parse_time,
+    split_prompt_group,
 )
-from lake.formats.base.format import FileHead, Item
+from lake.formats.base.format import FileHead, Item, read_head_or_other
 from lake.formats.base.json_array import Element
 from lake.formats.base.rows import (
     ShapeError,
     convert_value,
     group_pieces,
     make_element,
+    make_episode_text_id,
     read_companion,
     read_values,
     read_with_partial,
     report_unknown,
 )
 from lake.formats.base.source import Input, get_stem, read_lines
+from lake.formats.chat.completions import Lineage
 from lake.formats.chat.data_sets import normalise_messages, parse_answers_from
 from lake.formats.chat.messages import Message, join_text, make_tool_call
 from lake.formats.chat.sessions import mark_copies, open_contexts, order_results, set_chat_fields
+from lake.formats.declared.calls import CallLog, build_calls, build_span, build_tokens, make_score
 from lake.formats.declared.document import DeclarationDocument, MappedField, MessageRule, Recognition
-from lake.records import EpisodeRecord, Reject, StepRecord, TokensRecord
+from lake.formats.tracing.episodes import Score, Span, Trace, build_episodes
+from lake.records import EpisodeRecord, Reject, StepRecord, excerpt
 
 _COMPANIONS = 20_000
 """Files that a declaration may read next to one file."""
 _OPENS = "opens_context"
 """Key of a made message with which the context starts again."""
+_UNSTORABLE = (UnicodeEncodeError, ValueError, TypeError, OverflowError, RecursionError)
 _STEP_FIELDS = frozenset(StepRecord.__struct_fields__) - {"context", "extra", "state", "action"}
 
 # ---------------------------------------------------------------- expressions
 
 FieldPath = tuple[str, ...]
 """Keys from a value to a field in it; `*` stands for each element of a list."""
+ROOT = "\0root"
+"""The first key of the path to a field of the whole value, from the rollout in it."""
+_LEAVES: dict[str, FieldPath] = {"current": (), "identity": (), "index": ("*",)}
+"""Paths of the nodes that have no children."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 """Values that JMESPath takes for false; a number is true."""
@@ -89,9 +99,10 @@ class ExpressionFunctions(Functions):  # type: ignore[misc]
 
     @_takes({"types": ["string"]})
     def _func_file(self, part: str) -> str | None:
-        """Return `name`, `stem` or `folder` (its name) of the file."""
-        names = {"name": self.path.name, "stem": get_stem(self.path), "folder": self.path.absolute().parent.name}
-        return names.get(part)
+        """Return `name`, `stem`, `folder` (its name) or `parent` (the name of the folder above that) of the file."""
+        folder = self.path.absolute().parent
+        names = {"name": self.path.name, "stem": get_stem(self.path), "folder": folder.name}
+        return folder.parent.name if part == "parent" else names.get(part)
 
     @_takes()
     def _func_root(self) -> Any:
@@ -134,10 +145,34 @@ class ExpressionFunctions(Functions):  # type: ignore[misc]
         """Return a call of a tool; null if it has no name."""
         return make_tool_call(name, arguments, call_id) if isinstance(name, str) else None
 
+    @_takes(_ANY)
+    def _func_pairs(self, fields: Any) -> list[dict[str, Any]]:
+        """Return the fields of an object as objects of `key` and `value`; none for another value."""
+        return [{"key": key, "value": field} for key, field in as_object(fields).items()]
+
+    @_takes({"types": ["object"]})
+    def _func_rows(self, columns: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return an object of lists as a list of objects. Raises ShapeError: the lists have different lengths."""
+        lists = {key: column for key, column in columns.items() if isinstance(column, list)}
+        if len({len(column) for column in lists.values()}) > 1:
+            lengths = ", ".join(f"{key} {len(column)}" for key, column in lists.items())
+            raise ShapeError(f"columns have different lengths: {lengths}")
+        return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+    @_takes({"types": ["array"]}, {"types": ["number"]})
+    def _func_last(self, elements: list[Any], count: int) -> list[Any]:
+        """Return the last elements of a list."""
+        return elements[max(len(elements) - count, 0) :]
+
+    @_takes({"types": ["array"]}, {"types": ["number"]})
+    def _func_drop_last(self, elements: list[Any], count: int) -> list[Any]:
+        """Return a list without its last elements."""
+        return elements[: max(len(elements) - count, 0)]
+
     @_takes({"types": [], "variadic": True})
-    def _func_concat(self, *parts: Any) -> list[Any]:
+    def _func_concat(self, *arguments: Any) -> list[Any]:
         """Return the elements of lists and other values in one list, without nulls."""
-        lists = (part if isinstance(part, list) else [part] for part in parts)
+        lists = (part if isinstance(part, list) else [part] for part in arguments)
         return [element for elements in lists for element in elements if element is not None]
 
     @_takes(_ANY)
@@ -149,6 +184,15 @@ class ExpressionFunctions(Functions):  # type: ignore[misc]
     def _func_runs(self, entries: list[Any], is_start: Any) -> list[Any]:
         """Return `entries` of each run of a list; a run begins at each entry for which the field is true."""
         return split_runs(entries, lambda entry: is_true(_read(is_start)(entry)))
+
+    @_takes(_LIST, _FIELD, _ANY, _ANY)
+    def _func_between(self, entries: list[Any], key: Any, first: Any, end: Any) -> list[Any]:
+        """Return the entries from the one with the key `first` up to the one before the key `end`."""
+        keys = [_read(key)(entry) for entry in entries]
+        if first not in keys:
+            return []
+        start = keys.index(first)
+        return entries[start : keys.index(end, start) if end in keys[start:] else None]
 
     @_takes(_LIST, _FIELD)
     def _func_threads(self, entries: list[Any], thread: Any) -> list[Any]:
@@ -181,9 +225,9 @@ class Expression:
         except JMESPathError as error:
             reason = str(error).partition("\n")[0]
             raise ShapeError(f"`{location}` is {text!r}, no expression of JMESPath: {reason}") from error
-        taken: set[FieldPath] = set()
-        results = _find_paths(self._compiled.parsed, taken)
-        self.paths = frozenset(taken | set(results))
+        reads: set[FieldPath] = set()
+        results = _find_paths(self._compiled.parsed, reads)
+        self.paths = frozenset(reads | set(results))
 
     def search(self, value: Any, functions: ExpressionFunctions) -> Any:
         """Return what the expression gives. Raises ShapeError: a value in it has the wrong type."""
@@ -194,17 +238,15 @@ class Expression:
             raise ShapeError(f"the declaration's expression {self.text!r} does not fit: {reason}") from error
 
 
-def _find_paths(node: dict[str, Any], taken: set[FieldPath]) -> list[FieldPath]:  # noqa: PLR0911 - kinds of nodes
-    """Return the paths that a node of an expression gives; what it reads besides is added to `taken`."""
+def _find_paths(node: dict[str, Any], reads: set[FieldPath]) -> list[FieldPath]:  # noqa: PLR0911 - kinds of nodes
+    """Return the paths that a node of an expression gives; what it reads besides is added to `reads`."""
     kind, children = node["type"], node["children"]
     if kind == "field":
         return [(node["value"],)]
-    if kind in ("current", "identity"):
-        return [()]
-    if kind == "index":
-        return [("*",)]
+    if kind in _LEAVES:
+        return [_LEAVES[kind]]
     if kind in ("subexpression", "pipe", "index_expression", "projection", "value_projection", "filter_projection"):
-        paths = _find_paths(children[0], taken)
+        paths = _find_paths(children[0], reads)
         mark: FieldPath = ("*",) if kind.endswith("projection") else ()
         for child in children[1:]:
             inner: set[FieldPath] = set()
@@ -212,18 +254,20 @@ def _find_paths(node: dict[str, Any], taken: set[FieldPath]) -> list[FieldPath]:
             if kind == "filter_projection" and child is children[2]:
                 inner |= set(ends)
                 ends = []
-            taken |= {path + mark + end for path in paths for end in inner}
+            reads |= {path + mark + end for path in paths for end in inner}
             if child is children[1]:
                 results = [path + mark + end for path in paths for end in ends]
             elif ends:
                 results = [path + end for path in results for end in ends]
         return results
+    if kind == "function_expression" and node["value"] == "root":
+        return [(ROOT,)]
     if kind in ("flatten", "slice"):
-        return _find_paths(children[0], taken) if children else [()]
+        return _find_paths(children[0], reads) if children else [()]
     if kind == "or_expression":
-        return [path for child in children for path in _find_paths(child, taken)]
+        return [path for child in children for path in _find_paths(child, reads)]
     for child in children:  # an object, a list, a call, a comparison: a new value
-        taken |= set(_find_paths(child, taken))
+        reads |= set(_find_paths(child, reads))
     return []
 
 
@@ -259,7 +303,8 @@ class _DeclaredFile:
     def read(self) -> Iterator[Item]:
         """Read the records and rejects of the file."""
         for item, is_partial in self._read_values():
-            convert = partial(self._build_records, is_partial=is_partial)
+            is_trace = bool(self._declaration.spans)
+            convert = self._build_trace if is_trace else partial(self._build_records, is_partial=is_partial)
             yield from convert_value(item, self._declaration.document.name, convert)
 
     def _read_values(self) -> Iterator[tuple[Element | Reject, bool]]:
@@ -288,21 +333,97 @@ class _DeclaredFile:
 
         def split() -> Iterator[tuple[str, bytes]]:
             for item in read_values(self._file):
-                key = None if isinstance(item, Reject) or item.problem else group.search(item.value, self._functions)
-                if isinstance(item, Element) and key is not None:
-                    yield json.dumps(key), msgspec.json.encode((item.index, item.value))
-                else:
-                    rejects.append(item)
+                if isinstance(item, Reject) or (problem := find_element_problem(item)):
+                    rejects.append(item if isinstance(item, Reject) else replace(item, problem=problem))
+                    continue
+                pieces = self._encode_pieces(item, item.index)
+                yield from pieces
+                rejects.extend([] if pieces else [item])
+            for path in self._list_files_beside():
+                for item in read_values(Input(path, self._file.run_id)):
+                    with suppress(*_UNSTORABLE):
+                        yield from [] if isinstance(item, Reject) or item.problem else self._encode_pieces(item, -1)
 
         for _, pieces in group_pieces(split()):
             lines = [msgspec.json.decode(piece) for piece in pieces]
-            yield Element(lines[0][0], {"lines": [line for _, line in lines]}, source=None)
+            if lines[0][0] >= 0:  # else all lines are those of files beside it
+                yield Element(lines[0][0], {"lines": [line for _, line in lines]}, source=None)
         for item in rejects:
             yield (
                 item
                 if isinstance(item, Reject)
                 else Element(item.index, item.value, item.problem or f"`{group.text}` gives no group", source=item.raw)
             )
+
+    def _encode_pieces(self, item: Element, position: int) -> list[tuple[str, bytes]]:
+        """Return the pieces of a value with their groups; none if one has no group."""
+        functions, pieces = self._functions, self._declaration.pieces.search(item.value, self._functions)
+        pieces = pieces if isinstance(pieces, list) else [pieces]
+        keys = [self._declaration.group.search(piece, functions) for piece in pieces]
+        if None in keys:
+            return []
+        return [
+            (json.dumps(key), msgspec.json.encode((position, piece))) for key, piece in zip(keys, pieces, strict=True)
+        ]
+
+    def _list_files_beside(self) -> Iterator[Path]:
+        """Yield the files whose lines join the groups of this one."""
+        beside = self._declaration.document.read.beside
+        for path in sorted(self._file.path.parent.glob(beside.files))[:_COMPANIONS] if beside else ():
+            where = self._declaration.where[beside.where] if beside else None
+            objects = read_head_or_other(path).objects if path != self._file.path else []
+            if where is not None and any(is_true(where.search(line, self._functions)) for line in objects):
+                yield path
+
+    def _build_trace(self, value: Any) -> list[EpisodeRecord]:
+        """Build the episodes of a trace. Raises ShapeError: it has no id or spans, or no call of a model."""
+        compiled, functions = self._declaration, self._functions
+        functions.root = value
+        trace_id, entries = (compiled.spans[name].search(value, functions) for name in ("trace", "list"))
+        if not isinstance(trace_id, str) or not trace_id or not isinstance(entries, list):
+            raise ShapeError(
+                f"a trace has the id {trace_id!r} and {type(entries).__name__} as spans; valid: text, list"
+            )
+        fields = {name: self._read_field(name, value) for name in compiled.episode}
+        identity = fields.pop("identity", None)
+        fields = {n: _convert_field(EpisodeRecord, n, field) for n, field in fields.items() if field is not None}
+        names = [name for name in fields if name in Trace.__struct_fields__]
+        rest = omit_paths(value, compiled.paths | compiled.spans["list"].paths)
+        trace = Trace(
+            id=trace_id,
+            spans=[self._build_span(entry) for entry in entries],
+            attempt=self._file.next_index("trace", trace_id),
+            scores=list(self._read_scores(value)),
+            extra={"trace": rest} if rest else {},
+            **({"task_id": trace_id} | {name: fields.pop(name) for name in names}),
+        )
+        if identity is not None:
+            trace.rollout_index = hash_rollout_index(str(identity))
+        records = build_episodes(trace, self._file, compiled.document.name)
+        for name, field in fields.items():
+            setattr(records[0], name, field)
+        return records
+
+    def _build_span(self, entry: Any) -> Span:
+        spans = self._declaration.spans
+        names = [name for name in spans if name not in ("list", "trace")]
+        fields = {name: spans[name].search(entry, self._functions) for name in names}
+        is_call = str(fields.get("kind")).lower() == "llm"
+        mapped = ("id", "parent", "name", "start", "end", *(("input", "output") if is_call else ()))
+        paths = frozenset(path for name in mapped if name in spans for path in spans[name].paths)
+        return build_span(fields, as_object(omit_paths(entry, paths)))
+
+    def _read_scores(self, rollout: Any) -> Iterator[Score]:
+        """Yield the scores of a rollout: `*` gives an object of numbers, or a list of {name, value, reason, ...}."""
+        for scorer, expression in self._declaration.scores.items():
+            score = expression.search(rollout, self._functions)
+            if scorer != "*":
+                score = [{"name": scorer, "value": score}]
+            elif not isinstance(score, list):
+                score = [{"name": name, "value": number} for name, number in as_object(score).items()]
+            for fields in score:
+                if isinstance(fields, dict) and fields.get("value") is not None:
+                    yield make_score(fields)
 
     def _build_records(self, value: Any, *, is_partial: bool) -> list[EpisodeRecord]:
         self._functions.root = value
@@ -313,7 +434,9 @@ class _DeclaredFile:
                     target[companion.into] = _read_companions(self._file.path.parent, companion.files, target)
         rollouts = self._declaration.each.search(value, self._functions)
         is_nested = self._declaration.document.read.each != "@"
-        outside = omit_paths(value, self._declaration.each.paths) if is_nested else None
+        outside = omit_paths(value, self._declaration.outer_paths) if is_nested else None
+        if is_nested and rollouts in (None, []):
+            raise ShapeError(f"`{self._declaration.each.text}` gives no rollout")
         records: list[EpisodeRecord] = []
         for rollout in rollouts if isinstance(rollouts, list) and is_nested else [rollouts]:
             record = self._build_record(rollout)
@@ -321,6 +444,8 @@ class _DeclaredFile:
                 record.status, record.extra = "aborted", (record.extra or {}) | {"is_cut": True}
             if outside is not None and not records:
                 record.extra = (record.extra or {}) | {"document": outside}
+            if records and record.relation is not None and record.parent_episode_id is None:
+                record.parent_episode_id = record.root_episode_id = make_episode_text_id(records[0], self._file)
             records.append(record)
         if self._declaration.document.whole:
             mark_copies(records)
@@ -331,19 +456,17 @@ class _DeclaredFile:
         entries = compiled.entries.search(rollout, functions)
         if entries is not None and not isinstance(entries, list):
             raise ShapeError(f"`{compiled.entries.text}` is {type(entries).__name__}; valid: a list")
-        messages, skipped, unknown = self._make_messages(entries or [])
-        prompt = compiled.prompt.search(rollout, functions) if compiled.prompt else None
-        prompt_messages = normalise_messages(prompt, "the prompt") if prompt else []
-        messages = [*prompt_messages, *order_results(messages)]
-        chat = parse_answers_from(messages, len(prompt_messages), location=compiled.entries.text)
-        open_contexts(chat, lambda message: message.pop(_OPENS, False))
-        for step in chat.steps:
-            _set_step_fields(step)
+        log, skipped, unknown = self._read_chat(rollout, entries or [])
+        chat, lineage = log.chat, Lineage()
+        for index, step in enumerate(chat.steps):
+            _set_step_fields(step, index, lineage)
         fields = {name: self._read_field(name, rollout) for name in compiled.episode}
-        identity = fields.pop("identity", None)
-        if not isinstance(identity, str | None):
-            identity = json.dumps(identity)
-        record = EpisodeRecord(task_id="", steps=[])
+        identity, group = (
+            field if isinstance(field, str | None) else json.dumps(field)
+            for field in (fields.pop("identity", None), fields.pop("group", None))
+        )
+        record = EpisodeRecord(task_id="", steps=[], source_format=compiled.document.name)
+        record.tools, record.sampling = log.tools or None, log.sampling or None
         set_chat_fields(record, chat)
         for name, field in fields.items():
             if field is not None:
@@ -352,17 +475,18 @@ class _DeclaredFile:
         extra |= {"events": skipped} if skipped else {}
         record.extra = extra | ({"unknown_entries": unknown} if unknown else {}) or None
         scores = ScoreList()
-        for scorer, expression in compiled.scores.items():
-            score = expression.search(rollout, functions)
-            pairs = as_object(score).items() if scorer == "*" else [(scorer, score)]
-            for name, number in pairs:
-                if number is not None:
-                    scores.add(name, number)
+        for score in self._read_scores(rollout):
+            scores.add(score.scorer, score.value, reason=score.reason, metrics=score.metrics)
         record.scores = scores.records
         if not record.task_id:
             questions = (join_text(m.get("content"), "\n") for m in chat.initial_messages if m["role"] == "user")
             question = next(questions, "")
             record.task_id = make_prompt_task_id(question) if question else identity or get_stem(self._file.path)
+            if question and (group is not None or record.ground_truth is not None) and not compiled.document.whole:
+                task, truth = record.task_id, record.ground_truth
+                record.task_id = split_prompt_group(
+                    self._file, task, collection_round=record.collection_round, key=group, truth=truth
+                )
         if identity is not None:
             record.rollout_index = hash_rollout_index(identity)
         elif not compiled.document.whole:
@@ -378,6 +502,25 @@ class _DeclaredFile:
             return field
         key = field if isinstance(field, str) else json.dumps(field)
         return mapped.map.get(key, mapped.default)
+
+    def _read_chat(self, rollout: Any, entries: list[Any]) -> tuple[CallLog, list[Any], list[Any]]:
+        """Return the decisions of a rollout, the entries that are known to be none, and the unknown ones."""
+        compiled, functions = self._declaration, self._functions
+        if compiled.calls is None:
+            messages, skipped, unknown = self._make_messages(entries)
+            prompt = compiled.prompt.search(rollout, functions) if compiled.prompt else None
+            before = normalise_messages(prompt, "the prompt") if prompt else []
+            messages = [*before, *order_results(messages)]
+            chat = parse_answers_from(messages, len(before), location=compiled.entries.text)
+            open_contexts(chat, lambda message: message.pop(_OPENS, False))
+            return CallLog(chat), skipped, unknown
+        fields = [
+            {name: expression.search(entry, functions) for name, expression in compiled.calls.items()}
+            | {"rest": omit_paths(entry, compiled.call_paths)}
+            for entry in entries
+        ]
+        log = build_calls(fields, compiled.entries.text)
+        return log, log.unanswered, []
 
     def _make_messages(self, entries: list[Any]) -> tuple[list[Message], list[Any], list[Any]]:
         """Return the messages of entries, the entries that are known to be none, and the unknown ones."""
@@ -412,7 +555,10 @@ class _DeclaredFile:
                 target |= (rest if position == 0 else {}) | ({"step": step} if step else {})
                 normalised[0] |= opens
                 opens = {}
-                messages += normalised
+                if messages and _is_same_response(messages[-1], target):
+                    _join_pieces(messages[-1], target)
+                else:
+                    messages += normalised
         return messages, skipped, unknown
 
 
@@ -435,6 +581,18 @@ class CompiledDeclaration:
         self.each = Expression(document.read.each, "read.each")
         self.group = Expression(document.read.group or "null", "read.group")
         self.entries = Expression(document.messages.entries, "messages.list")
+        self.pieces = Expression(document.read.pieces, "read.pieces")
+        if document.read.beside is not None:
+            self.where[document.read.beside.where] = Expression(document.read.beside.where, "read.beside.where")
+        self.calls: dict[str, Expression] | None = None
+        self.call_paths: frozenset[FieldPath] = frozenset()
+        if (calls := document.calls) is not None:
+            self.entries = Expression(calls.entries, "calls.list")
+            texts = {"prompt": calls.prompt, "answer": calls.answer, "step": calls.step}
+            self.calls = {name: Expression(text, f"calls.{name}") for name, text in texts.items()}
+            self.call_paths = frozenset(path for expression in self.calls.values() for path in expression.paths)
+        self.outer_paths = self.each.paths | {path[1:] for path in self.call_paths if path[:1] == (ROOT,)}
+        self.spans = {name: Expression(text, f"spans.{name}") for name, text in document.spans.items()}
         prompt = document.messages.prompt
         self.prompt = None if prompt is None else Expression(prompt, "messages.prompt")
         self.companions = [
@@ -474,20 +632,40 @@ class CompiledDeclaration:
         return _CompiledRule(where, make, rule.skip, rule.context, paths)
 
 
+def _is_same_response(before: Message, message: Message) -> bool:
+    """Return whether two messages in a row are pieces of one response."""
+    name = as_object(message.get("step")).get("response_id")
+    return name is not None and as_object(before.get("step")).get("response_id") == name
+
+
+def _join_pieces(before: Message, message: Message) -> None:
+    """Add a piece of a response to the piece before it."""
+    for key, field in message.items():
+        earlier = before.get(key)
+        if key in ("content", "reasoning_content") and earlier and field:
+            before[key] = f"{earlier}{field}" if isinstance(earlier, str) and isinstance(field, str) else field
+        elif isinstance(earlier, list | dict) and type(earlier) is type(field):
+            before[key] = [*earlier, *field] if isinstance(field, list) else earlier | field
+        elif field:
+            before[key] = field
+
+
 def _as_list(made: Any) -> list[dict[str, Any]]:
     messages = made if isinstance(made, list) else [made]
     return [message for message in messages if isinstance(message, dict)]
 
 
-def _set_step_fields(step: StepRecord) -> None:
-    """Set the columns that a rule's `step` names on a step."""
+def _set_step_fields(step: StepRecord, index: int, lineage: Lineage) -> None:
+    """Set the columns that a rule's `step` names on a step; `lineage` has the tokens of the steps before."""
     extra = step.extra or {}
     extra.pop(_OPENS, None)
     fields = as_object(extra.pop("step", None))
     for name, field in fields.items():
         if field is None:
             continue
-        if name in _STEP_FIELDS:
+        if name == "tokens":
+            step.tokens = build_tokens(field, lineage, index)
+        elif name in _STEP_FIELDS:
             setattr(step, name, _convert_field(StepRecord, name, field))
         else:
             extra[name] = field
@@ -507,8 +685,6 @@ def _convert_field(record: type, name: str, field: Any) -> Any:
         converted = parse_finite(field)
         if converted is None and parse_number(field) is not None:
             return None  # NaN is no return
-    elif name == "tokens":
-        return msgspec.convert(field, TokensRecord)
     else:
         column = next(f for f in msgspec.structs.fields(record) if f.name == name)
         is_text = not isinstance(field, str) and isinstance(field, int) and "str" in str(column.type)
