@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine demo test test-long test-all test-slow mutants coverage check docs screenshots golden bench
+.PHONY: help setup engine demo test test-long test-all test-slow mutants coverage check docs screenshots golden bench gpu-pack
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1	/p' Makefile | expand -t 20
@@ -87,3 +87,6 @@ golden: $(INSTALLED) ## Write the golden files again; read the diff before you c
 
 bench: $(INSTALLED) ## Measure the rows of docs/benchmarks.md and write it (12 minutes); AGAIN=1 repeats rows
 	@$(BIN)/python benchmarks $(if $(AGAIN),--again); status=$$?; $(BIN)/python docs/generate && exit $$status
+
+gpu-pack: $(INSTALLED) ## Pack all that benchmarks/gpu.py needs on a lent GPU into build/gpu-pack, in parts of 40 MB
+	@$(BIN)/python benchmarks/gpu_pack.py

@@ -3,24 +3,28 @@
     python benchmarks/gpu_pack.py [--out build/gpu-pack] [--python 3.12] [--torch]
 
 Writes `part-00`, `part-01`, ... of at most 40 MB, `needs.txt` and `install.sh`. There, `bash install.sh FOLDER` checks
-the parts, joins and unpacks them, and compares torch and transformers with `needs.txt`; `python3 FOLDER/benchmarks/gpu.py`
-measures. Versions are those of constraints.txt, of PyPI's wheels for x86-64 Linux, whose torch is the one for CUDA. That
-torch and NVIDIA's packages are gigabytes and mostly there already: they are left out, and named in needs.txt, unless
---torch is given.
+the parts, joins and unpacks them, and compares the versions of torch, triton and transformers with `needs.txt`. Then
+`python3 FOLDER/benchmarks/gpu.py` measures. Versions are those of constraints.txt, as wheels for x86-64 Linux. Such a
+machine mostly has torch for CUDA already, which takes gigabytes: it is left out unless --torch is given.
 """
 
 import argparse
 import hashlib
 import io
-import json
+import lzma
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = "train,lora,gpu"
@@ -28,7 +32,10 @@ COMPARED = ("trl==1.16.0", "datasets==5.2.0")
 """Peers of `gpu.py`, in the versions of `peers.py`."""
 SCRIPTS = ("gpu.py", "gpu_cases.py")
 PART_BYTES = 40_000_000
-PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31, 28, 27, 24, 17, 12, 5))
+PRESENT = ("torch", "triton")
+"""Packages that are left out."""
+TAGS = (*(f"_2_{minor}" for minor in (35, 34, 31, 28, 27, 24, 17, 12, 5)), "2014", "2010", "1")
+"""Versions of manylinux; pip takes only those that are named."""
 INSTALL = """#!/usr/bin/env bash
 # Join and unpack the parts beside this script: bash install.sh FOLDER
 set -euo pipefail
@@ -54,34 +61,49 @@ echo "unpacked: python3 $PWD/benchmarks/gpu.py"
 """
 
 
-def is_large(name: str) -> bool:
-    """Whether a package is torch or comes with it."""
-    return name in ("torch", "triton") or name.startswith(("nvidia-", "cuda-"))
-
-
-def run_pip(*arguments: str | Path) -> str:
-    """Run pip with the constraints of this project alone; return what it prints."""
+def run_pip(*arguments: str | Path) -> None:
+    """Run pip with the constraints of this project alone, and without those of this machine."""
     environment = os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_FIND_LINKS": ""}
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"pip {arguments[0]} failed, see above")
-    return done.stdout
+        sys.exit(f"pip {arguments[0]} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build this project's wheel."""
-    run_pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    return next(folder.glob("trajlake-*.whl"))
+def read_pin(name: str) -> str:
+    """Return the version of a package in constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return next(line.partition("==")[2] for line in lines if line.startswith(f"{name}=="))
 
 
-def resolve(wheel: Path, target: Sequence[str]) -> list[str]:
-    """Find the versions of all that the project and its peers need there: NAME==VERSION."""
-    with tempfile.TemporaryDirectory() as empty:
-        options = ("--dry-run", "--ignore-installed", "--quiet", "--report", "-", "--target", empty)
-        report = run_pip("install", *options, *target, f"trajlake[{EXTRAS}] @ {wheel.as_uri()}", *COMPARED)
-    packages = [entry["metadata"] for entry in json.loads(report)["install"]]
-    return sorted(f"{package['name'].lower()}=={package['version']}" for package in packages)
+def write_stub(folder: Path, name: str) -> None:
+    """Write an empty wheel of a package that is there already, so that pip fetches neither it nor what it needs."""
+    version = f"{read_pin(name)}+there"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def fill_site(site: Path, scratch: Path, python: str, *, with_torch: bool) -> int:
+    """Install the project, what it needs and its peers for the other machine; return the number of packages."""
+    run_pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", scratch, ROOT)
+    wheel = next(scratch.glob("trajlake-*.whl"))
+    if not with_torch:
+        for name in PRESENT:
+            write_stub(scratch, name)
+    target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    target += [word for tag in TAGS for word in ("--platform", f"manylinux{tag}_x86_64")]
+    sources = ("--find-links", scratch, "--no-compile", "--ignore-installed", "--target", site)
+    run_pip("install", *sources, *target, f"trajlake[{EXTRAS}] @ {wheel.as_uri()}", *COMPARED)
+    packages = sorted(site.glob("*.dist-info"))
+    for stub in (folder for folder in packages if folder.name.endswith("+there.dist-info")):
+        shutil.rmtree(stub)  # the machine's own must answer for its version
+    (site / "benchmarks" / "results").mkdir(parents=True, exist_ok=True)
+    for name in SCRIPTS:
+        shutil.copy(ROOT / "benchmarks" / name, site / "benchmarks" / name)
+    return len(packages)
 
 
 class PartWriter(io.RawIOBase):
@@ -98,7 +120,7 @@ class PartWriter(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, block: "bytes | memoryview") -> int:  # type: ignore[override]
+    def write(self, block: "Buffer") -> int:
         rest = memoryview(block)
         while rest:
             number, filled = divmod(self._written, self._size)
@@ -107,14 +129,18 @@ class PartWriter(io.RawIOBase):
                 part.write(portion)
             self._written += len(portion)
             rest = rest[len(portion) :]
-        return len(block)
+        return len(memoryview(block))
 
 
 def write_parts(site: Path, out: Path, needs: Sequence[str], size: int = PART_BYTES) -> list[Path]:
     """Write a folder's files as parts, with the script that unpacks them; return the parts."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    with PartWriter(out, size) as stream, tarfile.open(fileobj=stream, mode="w|xz") as archive:  # type: ignore[call-overload]
+    with (
+        io.BufferedWriter(PartWriter(out, size)) as stream,
+        lzma.open(stream, "w", preset=1) as compressed,  # higher ones take minutes for a few per cent
+        tarfile.open(fileobj=compressed, mode="w|") as archive,
+    ):
         for path in sorted(site.iterdir()):
             archive.add(path, path.name)
     parts = sorted(out.glob("part-*"))
@@ -132,23 +158,15 @@ def main() -> None:
     parser.add_argument("--python", default="3.12", help="version of Python there")
     parser.add_argument("--torch", action="store_true", help="pack torch for CUDA and NVIDIA's packages, too")
     options = parser.parse_args()
-    target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", options.python]
-    for platform in PLATFORMS:
-        target += ["--platform", platform]
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        wheel = build_wheel(folder)
-        pins = [pin for pin in resolve(wheel, target) if not pin.startswith("trajlake==")]
-        packed = pins if options.torch else [pin for pin in pins if not is_large(pin.partition("==")[0])]
-        needs = [pin for pin in pins if pin.startswith(("torch==", "transformers==", "triton=="))]
-        print(f"{len(packed)} packages; there: {', '.join(needs)}")
-        site = folder / "site"
-        run_pip("install", "--quiet", "--no-deps", "--no-compile", "--target", site, *target, *packed, wheel)
-        (site / "benchmarks" / "results").mkdir(parents=True)
-        for name in SCRIPTS:
-            shutil.copy(ROOT / "benchmarks" / name, site / "benchmarks" / name)
+    needs = [f"{name}=={read_pin(name)}" for name in (*PRESENT, "transformers")]
+    with tempfile.TemporaryDirectory() as scratch:
+        site = Path(scratch) / "site"
+        packages = fill_site(site, Path(scratch), options.python, with_torch=options.torch)
         parts = write_parts(site, options.out, needs)
-    print(f"{options.out}: {len(parts)} parts, {sum(part.stat().st_size for part in parts) / 1e6:.0f} MB")
+    size = sum(part.stat().st_size for part in parts)
+    print(
+        f"{options.out}: {packages} packages in {len(parts)} parts, {size / 1e6:.0f} MB; tested with {', '.join(needs)}"
+    )
 
 
 if __name__ == "__main__":

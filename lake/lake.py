@@ -225,6 +225,7 @@ class Lake:
         executor: Executor | None = None,
         follow_links: bool = False,
         is_strict: bool = False,
+        errors_count: bool = False,
     ) -> Report:
         """Ingest a file, folder, glob or URI of trajectories; skip present records; invalid ones go to `rejects`.
 
@@ -236,6 +237,7 @@ class Lake:
             executor: reads files and writes their rows in parts; default: this process.
             follow_links: whether to follow links in a folder to files outside of it.
             is_strict: whether to refuse records with keys that their reader does not know.
+            errors_count: whether the reward of a rollout that failed is its return.
 
         Raises:
             FormatError: the file is missing, empty, of an unknown format, or without trajectories.
@@ -251,6 +253,7 @@ class Lake:
             executor=executor,
             follow_links=follow_links,
             is_strict=is_strict,
+            errors_count=errors_count,
         )
 
     def ingest_frame(self, frame: object, *, shape: str | None = None, run_id: str | None = None) -> Report:

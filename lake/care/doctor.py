@@ -15,6 +15,7 @@ import polars as pl
 
 from lake import ids
 from lake.care.maintenance import FEW_FILES, TARGET_BYTES
+from lake.care.rereading import check_readings
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.lake import Lake
 from lake.opening import open as open_lake
@@ -161,6 +162,7 @@ def examine(lake: Lake) -> pl.DataFrame:
         _check_pins(lake),
         _check_dead_writes(snapshot),
         ("unfinished jobs", "note" if open_jobs else "fine", open_jobs),
+        check_readings(lake),
         *_measure_space(lake, snapshot),
     ]
     return _frame(findings)

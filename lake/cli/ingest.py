@@ -29,6 +29,11 @@ _DETAILS = re.compile(r" \(its .*|; say in SQL .*|; known: .*", re.DOTALL)
 _EXPLAIN_WIDTH = 80
 _MAX_EXPLAINED = 24
 """Steps and messages of an explanation."""
+_RUN_SOURCES = {
+    "location": "named after the file or its folder",
+    "record": "named by the record",
+    "--run": "as --run says",
+}
 _MAX_MESSAGE = 300
 """Characters of a printed message."""
 
@@ -136,7 +141,7 @@ def ingest(
             _explain(planned, record, is_json=is_json)
             return
         if dry_run:
-            previewed: PreviewedEpisodes = {}
+            previewed = PreviewedEpisodes()
             for argument, plan in planned:
                 _preview(argument, plan, previewed)
             return
@@ -208,8 +213,9 @@ def _explain(planned: "list[tuple[Argument, IngestPlan]]", number: int | None, *
     """Print what one record of each argument was read as."""
     from lake.write.preview import explain
 
-    for argument, plan in planned:
+    for index, (argument, plan) in enumerate(planned):
         facts = {"argument": argument.name} | explain(plan, number)
+        click.echo("\n" if index and not is_json else "", nl=False)
         if is_json:
             click.echo(encode_json(facts))
         else:
@@ -266,6 +272,14 @@ def _print_report(file: str, report: "Report", lake_uri: str) -> None:
             click.echo(format_cell(note), err=True)
     if report.replaced:
         click.echo(f"{count_noun(report.replaced, 'episode')} had grown and replaced their earlier versions", err=True)
+    if report.siblings:
+        counts = count_noun(report.siblings, "document")
+        click.echo(f"{counts} with the id of another rollout, which they do not continue: each is an episode", err=True)
+    if report.shorter:
+        counts = count_noun(report.shorter, "document")
+        click.echo(
+            f"{counts} with fewer steps than the lake has of their rollout; the longer reading stays", err=True
+        )
     _print_skipped(report)
     target = f"--lake {shlex.quote(lake_uri)}"
     if report.new and report.copies:
@@ -328,8 +342,11 @@ def format_explanation(facts: dict[str, Any], width: int) -> Iterator[str]:
 
     def wrap(name: str, *texts: str | None) -> Iterator[str]:
         text = format_cell(", ".join(text for text in texts if text))
-        indents = {"initial_indent": f"  {name:<9} ", "subsequent_indent": " " * 12}
-        yield from textwrap.wrap(text, width, break_on_hyphens=False, **indents) if text else ()
+        if text:
+            first = f"  {name:<9} "
+            yield from textwrap.wrap(
+                text, width, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False
+            )
 
     fmt, everything = facts["format"], facts["all"]
     yield from textwrap.wrap(format_cell(f"{facts['file']}: {fmt['name']}, {fmt['description']}"), width)
@@ -370,7 +387,7 @@ def _format_record(facts: dict[str, Any], width: int, wrap: Callable[..., Iterat
         return (f"{text} {format_cell(source[name])}" for name, text in names.items() if name in source)
 
     identity, outcome = facts["identity"], facts["outcome"]
-    yield from wrap("run", f"{identity['run_id']} ({identity['run_from']})")
+    yield from wrap("run", f"{identity['run_id']} ({_RUN_SOURCES[identity['run_from']]})")
     task = {"seed": "seed", "collection_round": "round", "group_id": "group"}
     yield from wrap("task", _shorten(identity["task_id"], 60), *name_facts(identity, **task))
     rollout = {"attempt": "attempt", "agent_id": "agent", "episode_id": "episode"}
@@ -390,8 +407,8 @@ def _format_record(facts: dict[str, Any], width: int, wrap: Callable[..., Iterat
     same = next((score["scorer"] for score in of_episode if score.get("value") == env_return is not None), None)
     yield from wrap("return", "unknown" if env_return is None else format_cell(env_return), same and f"as score {same}")
     yield from wrap("scores", *named_scores[:_MAX_EXPLAINED])
-    times = [outcome[name].isoformat(" ", "seconds") for name in ("started_at", "ended_at") if name in outcome]
-    yield from wrap("time", " to ".join(times) or "unknown")
+    times = [f"{outcome[name]:%Y-%m-%d %H:%M:%S}" for name in ("started_at", "ended_at") if name in outcome]
+    yield from wrap("time", f"{' to '.join(times)} UTC" if times else "unknown")
     totals = {"prompt_tokens": "prompt", "completion_tokens": "answers", "cost": "cost"}
     yield from wrap("tokens", *name_facts(outcome, **totals))
     before = [f"{message['role']} {message['text'][:40]!r}" for message in facts["initial_messages"]]
@@ -401,9 +418,10 @@ def _format_record(facts: dict[str, Any], width: int, wrap: Callable[..., Iterat
     yield from wrap("ends", *after[:3], f"{len(after) - 3} more messages" if len(after) > 3 else None)
     extra = facts["extra"]
     yield from wrap("spans", f"{facts['spans']:,} kept" if facts["spans"] else None)
-    step_keys = [f"{key} ({number})" for key, number in extra["steps"].items()]
     yield from wrap("in extra", f"episode: {', '.join(extra['episode'])}" if extra["episode"] else None)
-    yield from wrap("in extra", f"steps: {', '.join(step_keys)}" if step_keys else None)
+    for holder in ("steps", "messages"):
+        keys = [f"{key} ({number})" for key, number in extra[holder].items()]
+        yield from wrap("in extra", f"{holder}: {', '.join(keys)}" if keys else None)
 
 
 def _format_steps(steps: list[dict[str, Any]], width: int) -> list[str]:

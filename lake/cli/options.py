@@ -210,7 +210,7 @@ def lake_option_if_any(function: Command) -> Command:
 
 def require_lake(lakes: Lakes) -> None:
     """Raise click.MissingParameter: the command line names no lake, and this use of the command needs it."""
-    if not lakes:
+    if lakes == ():
         context = click.get_current_context()
         raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == "lake_uri"))
 

@@ -126,7 +126,7 @@ def convert_row(row: dict[str, Any], file: Input) -> list[EpisodeRecord]:
     for key, score in trajectory.metrics.items():
         if is_score_name(key) and parse_number(score) is not None:
             scores.add(key, score)
-    chat = _parse_exchanges(trajectory.exchanges) if trajectory.exchanges else _parse_history(trajectory)
+    chat = _parse_exchanges(trajectory.exchanges) if trajectory.exchanges else _parse_history(trajectory, file)
     training_step, folder = get_stem(file.path), file.path.absolute().parent.name
     split = folder if folder in _SPLITS else None
     if split not in (None, "train"):
@@ -157,7 +157,7 @@ def _build_subagents(record: EpisodeRecord, trajectory: _Trajectory, file: Input
     record.source_format = NAME  # its id depends on it
     parent = make_episode_text_id(record, file)
     for index, history in enumerate(trajectory.additional_histories, 1):
-        chat = _parse_history(history)
+        chat = _parse_history(history, file)
         if not chat.steps:
             record.extra = (record.extra or {}) | {f"history {index}": history.messages_and_choices}
             continue
@@ -179,11 +179,11 @@ def _build_subagents(record: EpisodeRecord, trajectory: _Trajectory, file: Input
         )
 
 
-def _parse_history(history: _ChatHistory) -> ChatDecisions:
+def _parse_history(history: _ChatHistory, file: Input) -> ChatDecisions:
     """Parse the decisions of a history; those that the trained policy sampled are trained on."""
     location = "messages_and_choices"
     messages = [_unwrap_choice(entry) for entry in history.messages_and_choices]
-    chat = parse_answers_from(normalise_messages(messages, location), location=location)
+    chat = parse_answers_from(normalise_messages(messages, location, file), location=location)
     for step in chat.steps:
         extra = step.extra or {}
         extra.pop("trainable", None)

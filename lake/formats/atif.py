@@ -27,7 +27,8 @@ Step: a step of the agent. Its state is what came since the previous one: result
 Reward: each reward of the trial is a score; `reward` is the return too.
 Task and run: the trial's (`task_name`, the job). The sibling number is a hash of the trial's id, because a trial does
     not know its number among its siblings. Outside a trial, `extra` may give task_id, rollout_index, reward and
-    policy_version. Otherwise the session is the task, and the number is a hash of its ids and its first step.
+    policy_version. Otherwise the session is the task, and the number is a hash of its ids and its first step; siblings
+    may share both (`lake.write.growth`).
     Trajlake's own export writes the names into `extra.trajlake`; the reader ignores the other fields there.
 Tokens: those of a step's metrics. Those of `rollout_details` count if its turns agree with the steps that have a call,
     in number and in length. If steps have tokens, `rollout_details` repeats them.
@@ -38,7 +39,8 @@ Source: Harbor's RFC 0001 and the models of harbor 0.25.0; the older versions by
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -71,6 +73,7 @@ from lake.formats.base.source import Input, Source
 from lake.formats.chat.completions import Lineage
 from lake.formats.chat.messages import ChatDecisions, Message, make_tool_call, parse_chat
 from lake.formats.chat.messages import check_message as checked_message
+from lake.ids import bytes_hash
 from lake.records import EpisodeRecord, Index, Int64, StepRecord
 
 NAME = "atif"
@@ -577,7 +580,7 @@ def _build_records(value: Any, file: Input, trial: Trial | None, *, is_cut: bool
     return records
 
 
-def _make_key(document: Document, trial: Trial | None) -> EpisodeRecord:
+def _make_key(document: Document, path: Path, trial: Trial | None) -> EpisodeRecord:
     """Return a record with only the key of a trial's main trajectory."""
     extra = document.extra or {}
     task_names = [extra.get(name) for name in ("task_id", "task_name", "instance_id")]
@@ -586,11 +589,19 @@ def _make_key(document: Document, trial: Trial | None) -> EpisodeRecord:
     ours = as_object(extra.get(EXPORT_KEY))
     index = next((i for fields in (ours, extra) if (i := parse_count(fields.get("rollout_index"))) is not None), None)
     if index is None:
-        # Sessions are shared, and some tools name all alike; the beginning of a rollout tells it apart.
+        # Sessions are shared, and some tools name all alike; the beginning of a rollout tells it apart. Equal files of
+        # a folder are rollouts with the same answers; which of them is which makes no difference.
         first = document.steps[0] if document.steps else None
-        begins = [document.session_id, document.trajectory_id, first and first.timestamp, first and first.message]
+        begins: list[Any] = [
+            document.session_id,
+            document.trajectory_id,
+            first and first.timestamp,
+            first and first.message,
+        ]
         trial_ids = [trial.result.get(key) for key in ("id", "trial_name")] if trial is not None else []
         name = next((name for name in trial_ids if isinstance(name, str)), None)
+        if document.trajectory_id is None and (equal_before := _search_folder(path)[1]):
+            begins.append(equal_before)
         index = hash_rollout_index(name or json.dumps(begins))
     return EpisodeRecord(
         task_id=as_text(ours.get("task_id")) or (trial and trial.task) or task or document.agent.name,
@@ -621,8 +632,9 @@ def _locate_document(document: Document, file: Input, trial: Trial | None) -> tu
     if not above:
         is_later = parse_count((document.agent.extra or {}).get("continuation_index"))
         name = as_text(as_object((document.extra or {}).get(EXPORT_KEY)).get("agent_id")) or document.agent.name
-        return _make_key(document, trial), _FamilyPosition(name, relation="continuation" if is_later else None)
-    key = _make_key(above[-1].document, trial)
+        position = _FamilyPosition(name, relation="continuation" if is_later else None)
+        return _make_key(document, file.path, trial), position
+    key = _make_key(above[-1].document, above[-1].path, trial)
     files = ((file.path, document), (above[0].path, above[0].document))
     agent_id, parent_agent_id = (f"{document.agent.name}:{path.name.split('.json')[0]}" for path, document in files)
     parent = key if len(above) == 1 else replace(key, agent_id=parent_agent_id)
@@ -631,11 +643,7 @@ def _locate_document(document: Document, file: Input, trial: Trial | None) -> tu
 
 def _find_referrer(path: Path) -> _Referrer | None:
     """Return the neighbouring document that refers to a file by its name."""
-    try:
-        neighbours = _index_references(path.parent, path.parent.stat().st_mtime_ns).get(path.name, ())
-    except OSError:
-        return None
-    for neighbour in neighbours:
+    for neighbour in _search_folder(path)[0]:
         try:
             document = parse_document(read_companion(neighbour)[0])
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -651,15 +659,30 @@ def _find_referrer(path: Path) -> _Referrer | None:
     return None
 
 
+def _search_folder(path: Path) -> tuple[Sequence[Path], int]:
+    """Return the neighbouring documents that refer to a file by its name, and the number of equal files before it."""
+    try:
+        referrers, equal_before = _index_folder(path.parent, path.parent.stat().st_mtime_ns)
+    except OSError:
+        return (), 0
+    return referrers.get(path.name, ()), equal_before.get(path.name, 0)
+
+
 @lru_cache(maxsize=16)
-def _index_references(folder: Path, changed_at: int) -> dict[str, list[Path]]:
-    """Return the documents of a folder by the file names that they refer to. `changed_at` keys the cache."""
+def _index_folder(folder: Path, changed_at: int) -> tuple[dict[str, list[Path]], dict[str, int]]:
+    """Return what `_search_folder` returns, for all files of a folder. `changed_at` keys the cache."""
     referrers: dict[str, list[Path]] = {}
+    equal_before: dict[str, int] = {}
+    numbers: Counter[int] = Counter()
     for path in sorted(folder.glob("*.json"))[:_NEIGHBOUR_LIMIT]:
         with suppress(OSError):
-            for ref in set(_REFERENCE.findall(path.read_bytes())):
+            content = path.read_bytes()
+            for ref in set(_REFERENCE.findall(content)):
                 referrers.setdefault(get_file_name(ref.decode("utf-8", "replace")) or "", []).append(path)
-    return referrers
+            digest = bytes_hash(content)
+            equal_before[path.name] = numbers[digest]
+            numbers[digest] += 1
+    return referrers, equal_before
 
 
 def _build_family(
@@ -778,7 +801,7 @@ def _build_outcomes(trial: Trial, file: Input) -> Iterator[EpisodeRecord]:
     agent = trial.result.get("agent_info")
     name = agent.get("name") if isinstance(agent, dict) else None
     document = Document("", AtifAgent(name if isinstance(name, str) else "agent"), [])
-    key = _make_key(document, trial)
+    key = _make_key(document, file.path, trial)
     for detail_number, detail in enumerate(trial.rollout_details or [{}]):
         turns = detail.get("prompt_token_ids")
         steps = [StepRecord(state=None, action="") for _ in turns] if isinstance(turns, list) else []

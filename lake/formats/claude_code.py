@@ -620,5 +620,12 @@ def _read_session(path: Path, size: int, changed_at: int) -> _SubagentSession:
 
 
 FORMAT = Format(
-    NAME, "Claude Code sessions (.jsonl)", recognise, read, no_trajectory, is_whole=True, run_folder=get_parent_folder
+    NAME,
+    "Claude Code sessions (.jsonl)",
+    recognise,
+    read,
+    no_trajectory,
+    is_whole=True,
+    has_copies=True,
+    run_folder=get_parent_folder,
 )

@@ -144,9 +144,9 @@ class SessionEvent(msgspec.Struct, gc=False):
         """Return whether a person cleared the history with it."""
         if self.chain != MAIN or self.fields.type not in ("user", "system"):
             return False
-        content = self.fields.message.content if self.fields.message is not None else self.value.get("content")
-        texts = [part.text for part in content] if self.content_parts else [content]
-        return any(isinstance(text, str) and text.lstrip().startswith(_CLEAR) for text in texts)
+        content = self.value.get("content") if self.fields.message is None else self.fields.message.content
+        texts = [content] if isinstance(content, str) else [part.text or "" for part in self.content_parts]
+        return any(text.lstrip().startswith(_CLEAR) for text in texts)
 
 
 def parse_event(line: Line) -> SessionEvent | None:

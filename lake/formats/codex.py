@@ -12,20 +12,10 @@
     compacted           message, replacement_history: from here on they are the context
     token_usage_record  usage and id of one response (0.16x); world_state, inter_agent_communication (0.14x)
 
-    codex exec --json prints {type, ...}, type:
-    thread.started      thread_id, which is the session's
-    turn.started, turn.completed {usage}, turn.failed {error {message}}, error {message}
-    item.started, item.updated, item.completed      item {id, type, ...}, type:
-        agent_message, reasoning        text
-        command_execution               command, aggregated_output, exit_code, status
-        mcp_tool_call                   server, tool, arguments, result, error, status
-        file_change, web_search, todo_list, collab_tool_call, ...
-
 Files: versions 0.x (`cli_version`). Until 0.34 the lines were bare: first {id, timestamp, instructions, git}, then
 response items and `{"record_type": "state"}`. Before that a file was one object {session, items}. Some lines have the
-envelope's fields and the payload's at one level. The output of `codex exec --json` omits the prompt. There a call
-begins where its item begins, so that the calls of one response stay together, and its output is what its completed
-item adds. Usage covers a turn and stays with the turn's end.
+envelope's fields and the payload's at one level. The output of `codex exec --json` is read too
+(`lake.formats.codex_stream`).
 
 Episode: a session. run_id is the project (the last part of `cwd`, in bare files of the environment context), task_id
 the session, environment `codex`.
@@ -33,9 +23,11 @@ the session, environment `codex`.
 * A turn that was rolled back (thread_rolled_back) is an episode `fork`; its `parent_step_index` is the last step before
   it, whose history is not repeated.
 * History that a fork copied from its parent's file stays, with `is_copied_context` on its steps, which are not trained
-  on. It ends at the first turn whose id is newer than the session's, or at the session's repeated id. In files without
-  turn ids it ends with the first pause of half a second. The episode is a `fork` (`forked_from_id`) or a `subagent`
-  (`source`) of its parent's; the parent's step is in another file and unknown.
+  on. It begins with the parent's metadata, or at once in a file of 0.14x that names a parent and has ids of turns. It
+  ends at the first turn whose id is newer than the session's, or at the session's repeated id. In files without turn
+  ids it ends with the first pause of half a second; without the parent's metadata too, it is the decisions with which
+  the parent's file in the same folder begins. The episode is a `fork` (`forked_from_id`) or a `subagent` (`source`) of
+  its parent's; the parent's step is in another file and unknown.
 
 Step: a run of model items (assistant messages, reasoning, calls) between two inputs (other messages, outputs, a
 compaction, the end of a response that a token_usage_record shows). Bare files write the output of each of several
@@ -45,7 +37,7 @@ which was complete then: calls are not timed. Bare files give only the time of t
 * Events that mirror response items are skipped, with their numbers in `extra.left_out`; in a file without items they
   are the conversation. Other events are spans. Usage comes from the token_count next to a decision (until 0.4x before
   it, later after it), each total once. The last limits of the account are in `extra.rate_limits`.
-* Compaction: the summary is an observation, `replacement_history` with it.
+* Compaction: the summary is an observation, `replacement_history` with it. The next step opens a context.
 * Ids of items, encrypted reasoning and metadata are in `extra.items` of the step; new fields of a turn_context in
   `extra.turn_context`.
 
@@ -56,14 +48,17 @@ Source: rollouts of 0.25.0, 0.36.0, 0.89.0, 0.125.0 and 0.169.0, written by the 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from lake import ids
-from lake.formats.base.fields import parse_time
+from lake.formats.base.fields import as_object, parse_time
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder, read_head
 from lake.formats.base.json_array import ObjectMember
 from lake.formats.base.rows import ShapeError, UnsupportedError, make_episode_text_id, omit_fields, read_object_members
@@ -79,11 +74,14 @@ from lake.formats.chat.sessions import (
     get_project_name,
     is_content,
     is_waiting,
+    open_contexts,
+    order_results,
     parse_token_count,
     read_objects,
     select_objects,
     set_chat_fields,
 )
+from lake.formats.codex_stream import convert_stream, is_stream_line
 from lake.records import EpisodeRecord, Reject
 
 NAME = "codex"
@@ -110,13 +108,13 @@ _TOOL_TEXT = re.compile(
 """The beginnings of messages that the tool writes in the person's name."""
 _UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 """Ids that begin with their creation time."""
+_TIME = len("01a2064c-a34f")
+"""Characters of this time in milliseconds."""
+_SESSION_NAME = re.compile(r"[\w-]{1,100}")
+_PASSED_FIELDS = "internal_chat_message_metadata_passthrough"
+"""Key of a response item for fields of the tool."""
 _PAUSE = 0.5
 """Seconds between the copied lines and the lines after them."""
-_TURN_EVENTS = {"turn.started": "task_started", "turn.completed": "task_complete"}
-_STREAM_EVENTS = frozenset((*_TURN_EVENTS, "thread.started", "turn.failed", "error"))
-_STREAM_ITEMS = frozenset(("item.started", "item.updated", "item.completed"))
-_ARGUMENT_KEYS = frozenset(("command", "arguments", "server", "tool", "changes", "query", "items", "prompt"))
-"""Keys of a call's arguments; the other keys of its item are its output."""
 _CWD = re.compile(r"<cwd>([^<\n]+)</cwd>|Current working directory: ([^\n]+)")
 _ENDINGS = frozenset(
     ("task_started", "turn_started", "task_complete", "turn_complete", "turn_aborted", "error", "thread_rolled_back")
@@ -162,6 +160,18 @@ class SessionMeta(msgspec.Struct):
     cli_version: str | None = None
     forked_from_id: str | None = None
     parent_thread_id: str | None = None
+    source: Any = None
+
+    def read_spawn(self) -> dict[str, Any] | None:
+        """Return what started a sub-agent; None for another session."""
+        agent = self.source.get("subagent") if isinstance(self.source, dict) else None
+        return None if agent is None else as_object(as_object(agent).get("thread_spawn"))
+
+    def find_parent(self) -> str | None:
+        """Return the id of the session that it came from."""
+        spawn = self.read_spawn() or {}
+        parent = spawn.get("parent_thread_id") or self.parent_thread_id or self.forked_from_id
+        return parent if isinstance(parent, str) and parent != self.id else None
 
 
 class LineOrigin(NamedTuple):
@@ -277,7 +287,7 @@ class CodexRollout:
         self.skipped_counts: Counter[str] = Counter()
         self.rejects: list[Reject] = []
         self._is_copying = False
-        self._has_turns = False
+        self._has_turns = any(_UUID7.fullmatch(turn) for _, value in lines if (turn := _get_turn(value)) is not None)
         self._turns: list[tuple[int, int]] = []
         """The entry and the line with which each turn begins."""
         self._current: CodexDecision | None = None
@@ -306,11 +316,24 @@ class CodexRollout:
             except (msgspec.MsgspecError, ShapeError) as error:
                 self.rejects.append(build_line_reject(line, str(error)))
 
+    @property
+    def shows_copies(self) -> bool:
+        """Return whether the file itself shows which lines were copied from its parent's file."""
+        return self._has_turns or self.parent_meta is not None
+
+    def mark_copies(self, parent: list[int]) -> None:
+        """Mark the decisions as copied with which a parent's chat begins too."""
+        for (key, entry), original in zip(_hash_chat(self.main.entries), parent, strict=False):
+            if key != original:
+                return
+            if isinstance(entry, CodexDecision):
+                entry.is_copied = True
+
     def _read_line(self, line: Line) -> None:
         value = line[1]
         kind, payload = value.get("type"), value.get("payload")
         origin = LineOrigin(line[0], parse_time(value.get("timestamp")), value.get("timestamp"))
-        self._end_copy(origin.time)
+        self._end_copy(origin.time, _get_turn(value))
         if value.get("record_type") == "state":
             self.skipped_counts["state"] += 1
         elif kind is None and "id" in value and "timestamp" in value:
@@ -334,7 +357,6 @@ class CodexRollout:
         elif kind == "event_msg":
             self._read_event(payload, origin)
         elif kind == "turn_context":
-            self._note_turn(payload)
             self._context |= self._field_changes.select_new(payload, frozenset())
         elif kind == "session_meta":
             self._read_meta(payload)
@@ -354,6 +376,8 @@ class CodexRollout:
         if self.meta is None:
             check_version(meta.cli_version, NEWEST_VERSION, "Codex")
             self.meta, self.meta_fields = meta, payload
+            is_uuid = _UUID7.fullmatch(meta.id) is not None
+            self._is_copying = self._has_turns and is_uuid and meta.find_parent() is not None
             base = payload.get("base_instructions")
             if isinstance(base, dict) and isinstance(text := base.get("text"), str):
                 self.main.entries.append({"role": "system", "content": text})
@@ -362,15 +386,13 @@ class CodexRollout:
         else:
             self._is_copying, self.parent_meta = True, self.parent_meta or meta
 
-    def _note_turn(self, payload: dict[str, Any]) -> None:
-        """End the copied history at a turn that is newer than the session."""
-        turn, session = payload.get("turn_id"), self.meta.id if self.meta is not None else ""
-        if isinstance(turn, str) and _UUID7.fullmatch(turn) and _UUID7.fullmatch(session):
-            self._has_turns = True
-            self._is_copying = self._is_copying and turn < session
-
-    def _end_copy(self, time: datetime | None) -> None:
-        if self._is_copying and not self._has_turns and time is not None and self.ended_at is not None:
+    def _end_copy(self, time: datetime | None, turn: str | None) -> None:
+        """End the copied history at a turn that is newer than the session, or without ids of turns at a pause."""
+        session = self.meta.id if self.meta is not None else ""
+        if self._has_turns and _UUID7.fullmatch(session):
+            is_new = turn is not None and _UUID7.fullmatch(turn) is not None and turn[:_TIME] >= session[:_TIME]
+            self._is_copying = self._is_copying and not is_new
+        elif self._is_copying and time is not None and self.ended_at is not None:
             start = parse_time(self.meta_fields.get("timestamp"))
             is_older = start is not None and time < start  # some copies keep their times
             self._is_copying = is_older or (time - self.ended_at).total_seconds() < _PAUSE
@@ -477,8 +499,6 @@ class CodexRollout:
             if kind == "token_count":
                 self._read_usage(payload)
             return
-        if kind in ("task_started", "turn_started"):
-            self._note_turn(payload)
         self._add_event("event_msg" if name == kind else kind, name, payload, origin)
         if kind == "thread_rolled_back":
             self._roll_back(parse_token_count(payload.get("num_turns")) or 0)
@@ -527,6 +547,35 @@ class CodexRollout:
         self.rollbacks.append(segment)
 
 
+def _hash_chat(entries: list[Entry]) -> Iterator[tuple[int, Entry]]:
+    """Yield the decisions and what a person or a tool wrote, with hashes that stay the same in a copy."""
+    for entry in entries:
+        if isinstance(entry, CodexDecision):
+            content: tuple[Any, ...] = (entry.content, entry.thoughts, entry.summaries, entry.calls)
+        elif isinstance(entry, dict) and entry["role"] in ("user", "tool"):
+            content = (entry["role"], entry["content"])
+        else:
+            continue
+        yield ids.bytes_hash(msgspec.json.encode(content)), entry
+
+
+@lru_cache(maxsize=1)
+def _read_chat(path: Path, size: int, changed_at: int) -> list[int]:
+    """Read the hashes of a rollout; `size` and `changed_at` key the cache, which its sub-agents share."""
+    try:
+        lines = [line for line in convert_stream(read_objects(Input(path, ""))) if not isinstance(line, Reject)]
+        return [key for key, _ in _hash_chat(CodexRollout(lines).main.entries)] if lines else []
+    except (OSError, ValueError, RecursionError):
+        return []
+
+
+def _get_turn(value: dict[str, Any]) -> str | None:
+    """Return the id of the turn to which a line belongs."""
+    payload = as_object(value.get("payload"))
+    turn = payload.get("turn_id") or as_object(payload.get(_PASSED_FIELDS)).get("turn_id")
+    return turn if isinstance(turn, str) else None
+
+
 def _simplify_content(content: Any) -> Any:
     """Return the content of an observed message, as text if it is one plain text part."""
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
@@ -552,79 +601,6 @@ def _list_texts(content: Any) -> list[str]:
     if isinstance(content, str):
         return [content]
     return [part["text"] for part in content or () if isinstance(part, dict) and isinstance(part.get("text"), str)]
-
-
-def is_stream_line(value: dict[str, Any]) -> bool:
-    """Return whether a line belongs to the output of `codex exec --json`."""
-    kind = value.get("type")
-    if kind == "thread.started":
-        return isinstance(value.get("thread_id"), str)
-    item = value.get("item")
-    return (
-        isinstance(kind, str) and kind in _STREAM_ITEMS and isinstance(item, dict) and isinstance(item.get("type"), str)
-    )
-
-
-def convert_stream(lines: Iterable[Line | Reject]) -> Iterator[Line | Reject]:
-    """Yield lines, with those of a stream as a rollout has them."""
-    calls: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        kind = None if isinstance(line, Reject) else line[1].get("type")
-        if isinstance(line, Reject) or not isinstance(kind, str) or "payload" in line[1]:
-            yield line
-        elif kind in _STREAM_ITEMS and isinstance(item := line[1].get("item"), dict):
-            is_done = kind == "item.completed"
-            yield from ((line[0], value) for value in _convert_item(item, calls, is_done=is_done))
-        else:
-            yield (line[0], _convert_event(kind, line[1])) if kind in _STREAM_EVENTS else line
-
-
-def _convert_event(kind: str, value: dict[str, Any]) -> dict[str, Any]:
-    fields = omit_fields(value, "type") or {}
-    if kind == "thread.started":
-        payload = (omit_fields(fields, "thread_id") or {}) | {"id": value.get("thread_id")}
-        return {"type": "session_meta", "payload": payload}
-    if kind in _TURN_EVENTS:
-        return {"type": "event_msg", "payload": fields | {"type": _TURN_EVENTS[kind]}}
-    error = value.get("error")
-    message = (error if isinstance(error, dict) else value).get("message")
-    return {"type": "event_msg", "payload": fields | {"type": "error", "message": message}}
-
-
-def _convert_item(item: dict[str, Any], calls: dict[str, dict[str, Any]], *, is_done: bool) -> Iterator[dict[str, Any]]:
-    """Yield the lines of an item; `calls` has the arguments of each open call."""
-    kind, name = item.get("type"), str(item.get("id"))
-    if kind in ("agent_message", "reasoning", "user_message"):
-        if not is_done:
-            return
-        fields = omit_fields(item, "text") or {}
-        if kind == "reasoning":
-            yield _wrap_item(fields | {"summary": [{"type": "summary_text", "text": item.get("text")}]})
-        else:
-            role, content = "user" if kind == "user_message" else "assistant", item.get("content", item.get("text"))
-            yield _wrap_item(fields | {"type": "message", "role": role, "content": content})
-        return
-    if kind == "error" or not isinstance(kind, str):
-        yield {"type": "event_msg", "payload": (omit_fields(item, "type") or {}) | {"type": "item_error"}}
-        return
-    arguments = {key: value for key, value in item.items() if key in _ARGUMENT_KEYS}
-    if name not in calls or (kind == "todo_list" and calls[name] != arguments):
-        calls[name] = arguments
-        yield _wrap_item({"type": "function_call", "name": kind, "call_id": name, "arguments": arguments})
-    if is_done:
-        arguments = calls.pop(name)
-        fields = {key: field for key, field in item.items() if arguments.get(key) != field}
-        text = fields.get("aggregated_output")
-        if not isinstance(text, str):  # not a command: all fields as JSON text
-            text = msgspec.json.encode(omit_fields(fields, "id", "type", "status") or {}).decode()
-        is_success = fields.get("status") != "failed" and fields.get("exit_code") in (None, 0)
-        output = {"call_id": str(fields.get("id")), "output": {"content": text, "success": is_success}}
-        fields = omit_fields(fields, "id", "type", "aggregated_output") or {}
-        yield _wrap_item(fields | {"type": "function_call_output"} | output)
-
-
-def _wrap_item(payload: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "response_item", "payload": payload}
 
 
 def _is_rollout_line(value: dict[str, Any]) -> bool:
@@ -667,6 +643,12 @@ class _CodexSession:
         # Stored lakes have the hash of the entry's text without this prefix of its class.
         name = ids.to_text(ids.text_hash(repr(first).removeprefix("Codex")))
         self._meta = rollout.meta or SessionMeta(f"unnamed-{name}")
+        parent = self._meta.find_parent()
+        if parent is not None and not rollout.shows_copies and _SESSION_NAME.fullmatch(parent):
+            parent_files = (path for path in file.path.parent.glob(f"*{parent}*.jsonl*") if path.name != file.path.name)
+            for path in islice(parent_files, 1):
+                stat = path.stat()
+                rollout.mark_copies(_read_chat(path, stat.st_size, stat.st_mtime_ns))
 
     def build_items(self) -> list[Item]:
         """Return the rejects, then the session and each rolled back segment as an episode, parents first."""
@@ -718,7 +700,8 @@ class _CodexSession:
                 ending = entry if entry.name in _ENDINGS else ending
             else:
                 messages.append(entry)
-        chat = parse_chat(messages, is_decision=lambda message: id(message) in decision_ids)
+        chat = parse_chat(order_results(messages), is_decision=lambda message: id(message) in decision_ids)
+        open_contexts(chat, lambda message: message.get("compacted") is True)
         for step, decision in zip(chat.steps, decisions, strict=True):
             usage = decision.usage or {}
             step.model, step.started_at = decision.model, decision.started_at
@@ -756,18 +739,14 @@ class _CodexSession:
 
     def _set_parent(self, record: EpisodeRecord) -> None:
         """Write the relation and the parent session on a record."""
-        source = self._rollout.meta_fields.get("source")
-        agent = source.get("subagent") if isinstance(source, dict) else None
-        spawn = agent.get("thread_spawn") if isinstance(agent, dict) else None
-        spawn = spawn if isinstance(spawn, dict) else {}
-        parent = spawn.get("parent_thread_id") or self._meta.parent_thread_id or self._meta.forked_from_id
-        record.relation = "subagent" if agent is not None else "fork" if parent else None
-        if isinstance(parent, str) and parent != record.task_id:
+        spawn, parent = self._meta.read_spawn(), self._meta.find_parent()
+        record.relation = "subagent" if spawn is not None else "fork" if parent else None
+        if parent is not None:
             parent_meta = self._rollout.parent_meta
             run_id = get_project_name(parent_meta.cwd) if parent_meta is not None else None
             key = EpisodeRecord(task_id=parent, steps=[], run_id=run_id or record.run_id, source_format=NAME)
             record.parent_episode_id = self._make_id(key)
-            record.root_episode_id = record.parent_episode_id if spawn.get("depth") == 1 else None
+            record.root_episode_id = record.parent_episode_id if (spawn or {}).get("depth") == 1 else None
 
 
 def _set_end(record: EpisodeRecord, ending: CodexEvent | None, *, is_waiting: bool) -> None:
@@ -791,5 +770,6 @@ FORMAT = Format(
     read,
     no_trajectory,
     is_whole=True,
+    has_copies=True,
     run_folder=get_parent_folder,
 )

@@ -62,7 +62,7 @@ from lake.formats.base.fields import (
     parse_count,
     parse_number,
     parse_time,
-    split_prompt_group,
+    split_group,
 )
 from lake.formats.base.format import FileHead, Format, Item, find_folder_above, read_head_or_other
 from lake.formats.base.json_array import Element, Rewriter, find_not_a_number, find_repeated_key
@@ -71,6 +71,7 @@ from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage
 from lake.formats.chat.messages import ChatDecisions, Message, make_tool_call, parse_chat
+from lake.formats.tracing.payloads import report_unknown_keys
 from lake.records import EpisodeRecord, Reject, ScoreRecord, StepRecord, TokensRecord, excerpt, read_sampling
 
 NAME = "eval_protocol"
@@ -650,6 +651,8 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     fields, execution = dict(value), dict(row.execution_metadata or {})
     metadata, evaluation = row.input_metadata or {}, row.eval_metadata or {}
     chat = _parse_messages(row.messages)
+    for message in row.messages:
+        report_unknown_keys(file, message)
     add_tokens(chat.steps, fields, execution)
     env_return = add_rewards(row.messages, chat, execution["extra"])
     parameters = dict(as_object(remove_keys(metadata.get("completion_params"))))
@@ -657,7 +660,7 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     if (task_id := as_text(metadata.get("row_id"))) is None:
         prompt = row.messages[: chat.message_indices[0]] if chat.message_indices else row.messages
         task_id = ids.to_text(ids.bytes_hash(msgspec.json.encode(prompt)))
-        task_id = split_prompt_group(file, task_id, truth=value.get("ground_truth"))
+        task_id = split_group(file, task_id, truth=value.get("ground_truth"))
     rollout_id, run_id, experiment = (
         as_text(execution.get(key)) or as_text(value.get(key)) for key in ("rollout_id", "run_id", "experiment_id")
     )

@@ -62,6 +62,7 @@ from lake.formats.tracing.payloads import (
     get_first,
     get_text,
     is_empty,
+    list_objects,
     parse_answers,
     parse_numeric,
     parse_prompt,
@@ -288,11 +289,7 @@ def _convert(
 def _list_first_nodes(head: FileHead) -> list[dict[str, Any]]:
     """Return the first objects that may be traces or observations."""
     page = head.first.get("data")
-    return _list_objects(page) if isinstance(page, list) else head.objects
-
-
-def _list_objects(entries: Any) -> list[dict[str, Any]]:
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return list_objects(page) if isinstance(page, list) else head.objects
 
 
 def _is_trace(node: dict[str, Any]) -> bool:
@@ -302,7 +299,7 @@ def _is_trace(node: dict[str, Any]) -> bool:
     if isinstance(trace, dict):
         return "id" in trace and ("timestamp" in trace or "projectId" in trace)
     if isinstance(node["observations"], list) and "trace" not in node:
-        has_observation = any(map(_is_observation, _list_objects(node["observations"])))
+        has_observation = any(map(_is_observation, list_objects(node["observations"])))
         return "id" in node and (any(key in node for key in _TRACE_KEYS) or has_observation)
     # Of a damaged file only the keys are known.
     return node["observations"] is None and all(key in node for key in ("id", "observations", "traceId", "startTime"))
@@ -391,8 +388,8 @@ def _convert_trace(
         ground_truth=decode_payload(expected),
         extra=extra | {"trace": _get_extra(fields, rows)} | ({"lost_observations": len(lost)} if lost else {}),
     )
-    scores = _list_objects(fields.get("scores"))
-    scores += _list_objects(document.get("scores")) if fields is not document else []
+    scores = list_objects(fields.get("scores"))
+    scores += list_objects(document.get("scores")) if fields is not document else []
     by_id = {span.id: span for span in trace.spans}
     unique = {id(score) if score.get("id") is None else str(score["id"]): score for score in scores}
     for score in unique.values():

@@ -35,7 +35,7 @@ from lake.formats.base.fields import (
     make_prompt_task_id,
     parse_count,
     parse_number,
-    split_prompt_group,
+    split_group,
 )
 from lake.formats.base.format import FileHead, Format, Item
 from lake.formats.base.rows import convert_values, omit_fields, read_line_values
@@ -139,8 +139,9 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     names = [str(name) for name in (row.task_index, row.task_idx) if name is not None and str(name).strip()]
     truths = [value[key] for key in ("ground_truth", "expected_answer") if value.get(key) is not None]
     task = names[0] if names else make_prompt_task_id([request.instructions, request.input])
-    if not names:
-        task = split_prompt_group(file, task, key=as_text(value.get("_ng_group_id")), truth=truths)
+    key = as_text(value.get("_ng_group_id"))
+    if key is not None or not names:
+        task = split_group(file, task, key=key, truth=truths)
     agent_id = name if isinstance(name := (row.agent_ref or {}).get("name"), str) else None
     extra = omit_fields(value, *_MAPPED_KEYS) or {}
     scores = ScoreList()

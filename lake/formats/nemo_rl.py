@@ -38,7 +38,7 @@ from lake.formats.base.fields import (
     make_prompt_task_id,
     parse_count,
     parse_number,
-    split_prompt_group,
+    split_group,
 )
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder
 from lake.formats.base.rows import ShapeError, convert_values, read_line_values
@@ -103,10 +103,10 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
         del row["agent_ref"]
     step = parse_count(row.pop("step", None))
     sample = _SAMPLE.fullmatch(as_text(row.get("sample_id")) or "")
-    task = split_prompt_group(
+    task = split_group(
         file,
         make_prompt_task_id(prompt or row.get("prompt_ids") or prompt_ids),
-        collection_round=step,
+        within=step,
         key=as_text(row.get("group_id")) or (sample[1] if sample else None),
         truth=images,
     )

@@ -14,8 +14,8 @@
 
 Episode: a file, folder or archive of events, and one more for each agent that it delegates to. Its task is a hash of
 the first user message, because no event names the task. Its sibling number is a hash of the conversation's id, or of
-its first event. A line of an output is an episode with its instance as the task. A completion log is an episode of one
-decision; the chat before it is context.
+its first event. A line of an output is an episode with its instance as the task, and another `attempt` is a sibling. A
+completion log is an episode of one decision; the chat before it is context.
 
 Step: the events of one answer of the model; see `lake.formats.openhands_events`.
 
@@ -235,8 +235,10 @@ def _build_items(
     yield from convert_value(first, NAME, build)
 
 
-def _start_conversation(events: list[dict[str, Any]], state: Any = None) -> V0Conversation | V1Conversation:
-    """Return an empty conversation of the events' version, named by its id, or by its first event."""
+def _start_conversation(
+    events: list[dict[str, Any]], state: Any = None, attempt: Any = None
+) -> V0Conversation | V1Conversation:
+    """Return an empty conversation of the events' version, named by its id, or by its first event and its attempt."""
     first = events[0] if events else {}
     is_v1 = any("kind" in event for event in events)
     ids = [state.get("id")] if isinstance(state, dict) else []
@@ -245,6 +247,7 @@ def _start_conversation(events: list[dict[str, Any]], state: Any = None) -> V0Co
     fallback = f"{first.get('id')} {first.get('timestamp')}"
     if fallback == "None None":
         fallback = str(hash_rollout_index(make_element(events).raw))
+    fallback += f" attempt {attempt}" if attempt not in (None, 1) else ""
     name = next((str(event_id) for event_id in ids if event_id), fallback)
     return V1Conversation(name) if is_v1 else V0Conversation(name)
 
@@ -267,7 +270,8 @@ def _build_output_records(value: dict[str, Any], file: Input) -> list[EpisodeRec
     history = value["history"] if isinstance(value.get("history"), list) else []
     # The history has events, or pairs of an action and a result.
     events = [nest_arguments(event) for entry in history for event in (entry if isinstance(entry, list) else [entry])]
-    conversation = _start_conversation([event for event in events if isinstance(event, dict)])
+    objects = [event for event in events if isinstance(event, dict)]
+    conversation = _start_conversation(objects, attempt=value.get("attempt"))
     issue = as_object(value.get("issue"))
     conversation.task = str(
         value.get("instance_id") or f"{issue.get('owner')}/{issue.get('repo')}#{issue.get('number')}"

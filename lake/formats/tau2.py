@@ -47,6 +47,7 @@ from lake.formats.base.rows import (
     convert_value,
     convert_values,
     omit_fields,
+    read_companion,
     read_document,
     read_object_members,
     read_values,
@@ -123,9 +124,11 @@ def read(file: Input) -> Iterator[Item]:
 
 
 def _list_simulations(path: Path) -> Iterable[Path]:
-    """List the files of a folder whose index a file is."""
-    is_index = path.name == "results.json" and not read_head_or_other(path).first.get("simulations")
-    return path.parent.glob("simulations/*.json") if is_index else ()
+    """List the files of a folder whose index a file is; a damaged index reads none of them."""
+    if path.name != "results.json" or read_head_or_other(path).first.get("simulations"):
+        return ()
+    document = as_object(read_companion(path)[0])
+    return path.parent.glob("simulations/*.json") if document and not document.get("simulations") else ()
 
 
 def parse_simulation(raw_messages: Sequence[Any], history: Any) -> ChatDecisions:

@@ -20,6 +20,7 @@ from lake.formats.base.format import FileHead, Format, Item
 from lake.formats.base.rows import convert_values, read_array_values
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import parse_chat
+from lake.formats.tracing.payloads import report_unknown_keys
 from lake.records import EpisodeRecord
 
 NAME = "tau_bench"
@@ -54,7 +55,14 @@ def recognise(look: FileHead) -> bool:
 
 def read(file: Input) -> Iterator[Item]:
     """Yield records and rejects of a file, with indices from 0."""
-    return convert_values(read_array_values(file), NAME, lambda value: [build_record(value)])
+
+    def convert(value: Any) -> list[EpisodeRecord]:
+        record = build_record(value)
+        for message in value["traj"]:
+            report_unknown_keys(file, message)
+        return [record]
+
+    return convert_values(read_array_values(file), NAME, convert)
 
 
 def build_record(value: Any) -> EpisodeRecord:

@@ -21,7 +21,7 @@ Source: TRL 1.16, trainer/grpo_trainer.py.
 from collections.abc import Iterator
 from typing import Any
 
-from lake.formats.base.fields import ScoreList, make_prompt_task_id, parse_count, parse_finite, split_prompt_group
+from lake.formats.base.fields import ScoreList, make_prompt_task_id, parse_count, parse_finite, split_group
 from lake.formats.base.format import FileHead, Format, Item, find_folder_above
 from lake.formats.base.rows import ShapeError, convert_value, omit_fields, read_parquet_rows
 from lake.formats.base.source import Input
@@ -75,7 +75,7 @@ def build_record(row: dict[str, Any], rewards: list[str], file: Input) -> Episod
     task = make_prompt_task_id(row["prompt"])
     if not is_exported:
         truth = {key: columns[key] for key in _TRUTHS if key in columns}
-        task = split_prompt_group(file, task, collection_round=step, truth=truth)
+        task = split_group(file, task, within=step, truth=truth)
     outcome_columns = list_outcome_columns(row) if is_exported else []
     columns = {key: column for key, column in columns.items() if key not in outcome_columns}
     total = _RETURN if is_exported or _RETURN in rewards else rewards[0] if len(rewards) == 1 else ""

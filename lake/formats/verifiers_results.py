@@ -45,10 +45,18 @@ from lake.formats.base.rows import (
     read_document,
     read_values,
 )
+from lake.formats.base.rules import EXCLUSIONS
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage
-from lake.formats.chat.messages import CallHistory, ChatDecisions, Message, is_assistant, parse_chat
+from lake.formats.chat.messages import (
+    CallHistory,
+    ChatDecisions,
+    Message,
+    is_assistant,
+    parse_chat,
+)
+from lake.formats.tracing.payloads import report_unknown_keys
 from lake.formats.verifiers_graph import convert_chat, drop_empty
 from lake.formats.verifiers_traces import parse_nonzero_time
 from lake.records import EpisodeRecord, Reject, StepRecord, TokensRecord
@@ -218,6 +226,9 @@ def build_records(value: Any, file: Input, run: _EvaluationRun) -> list[EpisodeR
         raise ShapeError("`example_id` is null; valid: the number or name of the example")
     trajectory = value.get("trajectory")
     chat, sub_calls, has_trajectory = _parse_chat(row, trajectory)
+    for messages in (row.prompt, row.completion):
+        for message in messages if isinstance(messages, list) else ():
+            report_unknown_keys(file, message)
     timing, usage = as_object(value.get("timing")), as_object(value.get("token_usage"))
     _fill_times(chat.steps, timing)
     model = run.find_text("model")
@@ -335,7 +346,7 @@ def _find_metrics(value: dict[str, Any], row: _ResultRow, run: _EvaluationRun) -
         return row.metrics
     columns = run.fields.get("state_columns")
     state_columns = set(map(str, columns)) if isinstance(columns, list) else set()
-    names = value.keys() - _COLUMNS - _OTHER_COLUMNS - state_columns
+    names = value.keys() - _COLUMNS - _OTHER_COLUMNS - EXCLUSIONS - state_columns
     metrics = {name: value[name] for name in value if name in names and isinstance(value[name], bool | int | float)}
     return metrics | (row.metrics or {})
 

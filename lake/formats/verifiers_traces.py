@@ -14,8 +14,8 @@
 Files: one line each; prime-rl writes some lines twice, into `all` and `effective`.
 
 Episode: a branch of a trace. Of the traces of a line, the first trainable one is the root, and the others are its
-sub-agents. Siblings share the task key. Those of another agent start from another prompt, so their task is
-`KEY [AGENT]`. The group's id is in `extra`. `collection_round` is the training step. The sibling number is a hash of
+sub-agents. Siblings share the task key and the group. Those of another agent start from another prompt, so their task
+is `KEY [AGENT]`. The group's id is in `extra`. `collection_round` is the training step. The sibling number is a hash of
 the episode's id, so it is the same in each file. A policy version counts only if it did not change during the episode.
 
 Step: a sampled node. A node is a message and the tokens that it adds to those of its parent; a branch is a path from a
@@ -58,6 +58,7 @@ from lake.formats.base.fields import (
     parse_count,
     parse_number,
     parse_time,
+    split_group,
 )
 from lake.formats.base.format import FileHead, Format, Item
 from lake.formats.base.rows import (
@@ -512,6 +513,9 @@ def build_records(value: Any, file: Input, annotations: Annotations) -> list[Epi
     except msgspec.ValidationError as error:
         raise ShapeError(str(error) if raw_line is value else str(error).replace("$.traces[0]", "$")) from error
     shared, extra = _build_shared(line, raw_line)
+    if (group := as_text(as_object(line.group).get("id"))) is not None:
+        within = shared.fields["run_id"], shared.fields["collection_round"]
+        shared.fields["task_id"] = split_group(file, shared.fields["task_id"], within=within, key=group)
     if line.id is None:
         shared.fields["rollout_index"] = file.next_index(NAME, shared.fields["run_id"], shared.fields["task_id"])
     for trace in line.traces:

@@ -31,7 +31,7 @@ from lake.formats.base.fields import (
     make_prompt_task_id,
     parse_finite,
     parse_number,
-    split_prompt_group,
+    split_group,
 )
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder
 from lake.formats.base.rows import convert_values, make_episode_text_id, omit_fields, read_line_values
@@ -91,10 +91,10 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     for key in score_keys:
         scores.add(key, extra_fields.pop(key))
     session, output = _parse_uid(value.get("uid"))
-    key = session.rpartition("_")[0] or as_text(value.get("uid"))
+    group = session.rpartition("_")[0] or as_text(value.get("uid"))
     task = make_prompt_task_id(row.input)
     if not is_exported:
-        task = split_prompt_group(file, task, collection_round=row.step, key=key, truth=row.gts)
+        task = split_group(file, task, within=row.step, key=group, truth=row.gts)
     extra = {key: field for key, field in extra_fields.items() if not is_exported or key not in EPISODE_COLUMNS}
     record = EpisodeRecord(
         task_id=task,

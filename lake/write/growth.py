@@ -20,14 +20,24 @@ from datetime import UTC, datetime
 from enum import Enum, auto
 from itertools import count
 from pathlib import PurePath
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import polars as pl
 
 from lake import ids
+from lake.read.parquet import DataFile, collect_rows, scan_pruned
 from lake.records import EpisodeRecord, Identity, StepRecord, derive_sibling_index, identify, make_episode_id
+from lake.storage.data_files import FileEntry
+from lake.storage.store import Store
+from lake.tables import EPISODES, STEPS
+from lake.tables.columns import Table
 from lake.write.ledger import LatestAttempt, Slot
 
+_MEASURED = (
+    *("episode_id", "write_id", "group_id", "rollout_index", "agent_id", "attempt", "ended_at", "source_uri"),
+    *("relation", "parent_episode_id", "parent_step_index"),
+)
 Decision = tuple[str, str | None]
 """Action and tool calls of a step."""
 Key = TypeVar("Key")
@@ -62,7 +72,7 @@ class Extent(NamedTuple):
 
 def make_extent(paths: list[list[Decision]], ended_at: datetime | None, source: str | None) -> Extent:
     """Build an extent; a time without a zone is in UTC, as it is stored, and an unknown one precedes all others."""
-    at = datetime.min if ended_at is None else ended_at
+    at = datetime.min.replace(tzinfo=UTC) if ended_at is None else ended_at
     return Extent(paths, at if at.tzinfo else at.replace(tzinfo=UTC), source or "")
 
 
@@ -112,6 +122,7 @@ class Reading:
 
     number: int
     """Its number among the siblings with its key."""
+    slot: Slot
     attempt: int
     episode_id: int
     content_hash: int
@@ -126,6 +137,27 @@ class _KeyedRecord(NamedTuple):
 
     record: EpisodeRecord
     key: str
+
+
+class Original(NamedTuple):
+    """The identity and key that its reader gave a record."""
+
+    identity: Identity
+    rollout_index: int
+    attempt: int
+    parent_episode_id: str | None
+    root_episode_id: str | None
+
+    @classmethod
+    def of(cls, record: EpisodeRecord, identity: Identity) -> "Original":
+        """Remember a record's key."""
+        parents = record.parent_episode_id, record.root_episode_id
+        return cls(identity, record.rollout_index, record.attempt, *parents)
+
+    def restore(self, record: EpisodeRecord) -> None:
+        """Give the record its key again."""
+        for name in self._fields[1:]:
+            setattr(record, name, getattr(self, name))
 
 
 class _Head(NamedTuple):
@@ -145,6 +177,7 @@ class Placer:
         measure: sets the extents of readings that are in the lake.
         look_up_contents: returns the stored contents of episodes; None for one that the lake does not hold.
         list_decisions: returns the decisions of steps, as `measure` does.
+        is_lasting: whether it outlives the records. Then it keeps only their decisions, and knows no forks.
     """
 
     def __init__(
@@ -154,12 +187,15 @@ class Placer:
         measure: Callable[[Sequence[Reading]], None],
         look_up_contents: Callable[[Sequence[int]], Sequence[int | None]],
         list_decisions: Callable[[Sequence[StepRecord]], list[Decision]],
+        *,
+        is_lasting: bool = False,
     ) -> None:
         self._newest = newest
         self._forgotten = forgotten
         self._measure_stored = measure
         self._look_up_contents = look_up_contents
         self._list_decisions = list_decisions
+        self._is_lasting = is_lasting
         self._readings: dict[Slot, Reading] = {}
         self._heads: dict[tuple[str | None, str | None], _Head] = {}
         self._forks: dict[tuple[str | None, str], list[tuple[_KeyedRecord, int]]] = {}
@@ -197,8 +233,12 @@ class Placer:
         self._heads[file, keyed.key] = _Head(placement, number, first_id)
         placed = document.identify_as(number, attempt)
         if placement in WRITTEN and placed.episode_id not in self._forgotten:
-            slot = placed.group_id, record.rollout_index, record.agent_id
-            self._readings[slot] = Reading(number, attempt, placed.episode_id, placed.content_hash, record=keyed)
+            slot = document.get_slot(number)
+            reading = Reading(number, slot, attempt, placed.episode_id, placed.content_hash, record=keyed)
+            if self._is_lasting:
+                self._measure([reading])
+                reading.record = None
+            self._readings[slot] = reading
         return placement, placed
 
     def _place_head(self, document: "_Document", keyed: _KeyedRecord) -> tuple[Placement, int, int]:
@@ -213,21 +253,25 @@ class Placer:
             return Placement.SAME, family[0].number, family[0].attempt
         self._measure(family)
         mine = self._make_extent(keyed)
-        extended = [(reading, extent) for reading in family if (extent := reading.extent) and _extends(mine, extent)]
-        if extended:
-            equal = [reading for reading, extent in extended if extent.paths[0] == mine.paths[0]]
-            if (same := next(filter(document.is_in, equal), None)) is not None:
-                return Placement.SAME, same.number, same.attempt
-            reading, extent = max(extended, key=lambda pair: len(pair[1].paths[0]))
-            is_further = not equal or mine.ended_at > extent.ended_at
-            if not is_further and mine.ended_at == extent.ended_at:
-                is_further = not document.was_in(reading)
-            return (Placement.FURTHER if is_further else Placement.EARLIER), reading.number, reading.attempt + is_further
-        for reading in family:
-            if reading.extent and any(is_extension(path, mine.paths[0]) for path in reading.extent.paths):
-                placement = Placement.EARLIER if document.was_in(reading) else Placement.SHORTER
-                return placement, reading.number, reading.attempt
+        if extended := [reading for reading in family if _extends(mine, reading)]:
+            return self._choose_extended(document, mine, extended)
+        if (reading := next((reading for reading in family if _is_beginning(mine, reading)), None)) is not None:
+            placement = Placement.EARLIER if document.was_in(reading) else Placement.SHORTER
+            return placement, reading.number, reading.attempt
         return Placement.SIBLING, free, first
+
+    def _choose_extended(
+        self, document: "_Document", mine: Extent, extended: Sequence[Reading]
+    ) -> tuple[Placement, int, int]:
+        """Return the placement, sibling number and attempt of a document that extends readings."""
+        equal = [reading for reading in extended if _get_decisions(reading) == mine.paths[0]]
+        if (reading := next(filter(document.is_in, equal), None)) is not None:
+            return Placement.SAME, reading.number, reading.attempt
+        reading = max(extended, key=lambda reading: len(_get_decisions(reading)))
+        at = reading.extent.ended_at if equal and reading.extent is not None else mine.ended_at
+        if equal and (mine.ended_at < at or (mine.ended_at == at and document.was_in(reading))):
+            return Placement.EARLIER, reading.number, reading.attempt
+        return Placement.FURTHER, reading.number, reading.attempt + 1
 
     def _place_derived(self, document: "_Document", keyed: _KeyedRecord, head: _Head) -> tuple[Placement, int]:
         """Return the placement and attempt of a record that came out of another of its document."""
@@ -268,7 +312,7 @@ class Placer:
     def _get_reading(self, slot: Slot, number: int) -> Reading | None:
         reading = self._readings.get(slot)
         if reading is None and (last := self._newest.get(slot)) is not None:
-            reading = self._readings[slot] = Reading(number, last.attempt, last.episode_id, last.content_hash)
+            reading = self._readings[slot] = Reading(number, slot, last.attempt, last.episode_id, last.content_hash)
         return reading
 
     def _measure(self, readings: Iterable[Reading]) -> None:
@@ -287,6 +331,41 @@ class Placer:
             lambda rollout: self._forks.get((rollout.record.source_uri, rollout.key), ()),
         )
         return make_extent(paths, keyed.record.ended_at, keyed.record.source_uri)
+
+
+def measure_stored(store: Store, readings: Sequence[Reading], version: int) -> None:
+    """Set the extents of readings in a lake, at a version of `episodes`."""
+
+    def scan(table: Table, entries: Iterable[FileEntry]) -> pl.LazyFrame:
+        rows = scan_pruned([DataFile.of(entry) for entry in entries], table, store.objects.polars_options)
+        return rows.filter(pl.col("group_id").is_in(list({reading.slot[0] for reading in readings})))
+
+    episodes = scan(EPISODES, store.files("episodes", version)[1]).select(_MEASURED)
+    slots: dict[int, Slot] = {}
+    newest: dict[Slot, dict[str, Any]] = {}
+    for row in collect_rows(episodes).sort("attempt").iter_rows(named=True):
+        slots[row["episode_id"]] = slot = row["group_id"], row["rollout_index"], row["agent_id"]
+        newest[slot] = row
+    forks: dict[Slot, list[tuple[Slot, int]]] = {}
+    for slot, row in newest.items():
+        parent, step = slots.get(row["parent_episode_id"]), row["parent_step_index"]
+        if row["relation"] == "fork" and parent is not None and step is not None:
+            forks.setdefault(parent, []).append((slot, step))
+    needed = {reading.slot for reading in readings}.union(fork for of_slot in forks.values() for fork, _ in of_slot)
+    rows = [newest[slot] for slot in needed if slot in newest]
+    write_ids = {row["write_id"] for row in rows}
+    entries = [entry for entry in store.files("steps")[1] if entry.only_write_id in (None, *write_ids)]
+    steps = scan(STEPS, entries).filter(
+        pl.col("episode_id").is_in([row["episode_id"] for row in rows]), pl.col("write_id").is_in(list(write_ids))
+    )
+    decisions: dict[Slot, list[Decision]] = {}
+    steps = steps.select("episode_id", "step_index", "action", "tool_calls")
+    for episode_id, _, *decision in collect_rows(steps).sort("episode_id", "step_index").iter_rows():
+        decisions.setdefault(slots[episode_id], []).append((decision[0], decision[1]))
+    for reading in readings:
+        paths = list_paths(reading.slot, lambda slot: decisions.get(slot, ()), lambda slot: forks.get(slot, ()))
+        stored = newest.get(reading.slot, {})
+        reading.extent = make_extent(paths, stored.get("ended_at"), stored.get("source_uri"))
 
 
 class _Document:
@@ -335,7 +414,16 @@ class _Document:
         return any(identity.content_hash == content for identity, content in zip(earlier, stored, strict=True))
 
 
-def _extends(mine: Extent, earlier: Extent) -> bool:
-    """Return whether a path of a document begins with the decisions of an earlier reading."""
-    is_same_file = names_same_file(mine.source, earlier.source)
-    return any(is_extension(path, earlier.paths[0], is_same_file=is_same_file) for path in mine.paths)
+def _get_decisions(reading: Reading) -> list[Decision]:
+    return reading.extent.paths[0] if reading.extent else []
+
+
+def _extends(mine: Extent, reading: Reading) -> bool:
+    """Return whether a path of a document begins with the decisions of a reading."""
+    is_same_file = reading.extent is not None and names_same_file(mine.source, reading.extent.source)
+    return any(is_extension(path, _get_decisions(reading), is_same_file=is_same_file) for path in mine.paths)
+
+
+def _is_beginning(mine: Extent, reading: Reading) -> bool:
+    """Return whether a path of a reading begins with the decisions of a document."""
+    return any(is_extension(path, mine.paths[0]) for path in (reading.extent.paths if reading.extent else ()))

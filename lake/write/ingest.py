@@ -9,8 +9,9 @@ some files, or lines of a large one. A worker records it like any ingest but com
 lake at the start of the ingest, and returns counts and names of files for each batch. The job's process handles those
 in the order of the records. It commits a write attempt if its ledger still accepts it. The other outcomes of a worker
 (present, conflict, forgotten) stay true after later commits. If an attempt is not accepted, the job's process
-reads that batch again and records it. This happens if a key occurs twice, if a session continues from part to part, or
-if another ingest reads the same files. No commit names the files of a lost worker, and its part runs again.
+reads that batch again and records it. This happens if a key occurs twice, if a session continues from part to part, if
+files of two parts have a response in common, or if another ingest reads the same files. No commit names the files of a
+lost worker, and its part runs again.
 """
 
 import gc
@@ -44,6 +45,7 @@ from lake.storage.data_files import DataFileWrite, StagedRows, WriteReport
 from lake.write.group_commit.protocol import AttemptRequest
 from lake.write.jobs import Job, JobPart, JobRecorder, WritableLake, put_aside, take_back
 from lake.write.ledger import AttemptCollector, EpisodeIndex
+from lake.write.responses import list_owners, mark_copies_between_files
 from lake.write.scores import RECORDED, add_scores
 from lake.write.sources import (
     COMPARED,
@@ -237,23 +239,41 @@ def _read_file(file: PlannedFile, runs: RunLookup | None) -> Iterator[Item]:
 Batch = list[tuple[PlannedFile, Item]]
 
 
-def read_batches(files: Iterable[PlannedFile], batch_size: int, runs: RunLookup) -> Iterator[Batch]:
-    """Yield the content of files, in order, in batches of bounded size."""
+def read_batches(files: Iterable[PlannedFile], batch_size: int, runs: RunLookup | None) -> Iterator[Batch]:
+    """Yield the content of files, in order, in batches of bounded size.
+
+    A document stays in one batch, because its first record says where the others belong (`lake.write.growth`).
+
+    Args:
+        files: the unread files.
+        batch_size: maximum number of episodes of a batch, if no document exceeds it.
+        runs: the runs of the lake; None if there is no lake.
+    """
+    open_snapshot = None if runs is None else runs.open_snapshot
     batch: Batch = []
-    steps = previous_bytes = batch_start = 0
+    steps = previous_bytes = batch_start = done = 0
     last: PlannedFile | None = None
     for file, item in read_items(files, runs):
+        is_full = len(batch) >= batch_size or steps >= BATCH_STEPS or done - batch_start >= BATCH_BYTES
+        is_derived = not isinstance(item, Reject) and file.format.is_whole and item[1].parent_episode_id is not None
+        if is_full and not is_derived:
+            mark_copies_between_files(select_sessions(batch), open_snapshot)
+            yield batch
+            batch, steps, batch_start = [], 0, done
         if file is not last:
             previous_bytes += last.input.meter.done if last else 0
             last = file
         batch.append((file, item))
         steps += 0 if isinstance(item, Reject) else len(item[1].steps)
         done = previous_bytes + file.input.meter.done
-        if len(batch) >= batch_size or steps >= BATCH_STEPS or done - batch_start >= BATCH_BYTES:
-            yield batch
-            batch, steps, batch_start = [], 0, done
     if batch:
+        mark_copies_between_files(select_sessions(batch), open_snapshot)
         yield batch
+
+
+def select_sessions(batch: Batch) -> list[EpisodeRecord]:
+    """Return the records of tools that write the history of a session again into other files."""
+    return [item[1] for file, item in batch if file.format.has_copies and not isinstance(item, Reject)]
 
 
 @lru_cache(1000)
@@ -276,7 +296,7 @@ def record_batch(
     for index, (planned, item) in enumerate(batch):
         file = report.by_file.setdefault(planned.file.name, FileCounts(planned.format.name))
         if planned.input.notes:
-            report.notes.update(planned.input.notes)
+            report.add_notes(planned.input.notes)
             planned.input.notes.clear()
         if isinstance(item, Reject):
             rejects.append(item)
@@ -288,7 +308,6 @@ def record_batch(
         report.runs.add(run)
         file.add_episode(run)
         files.append(file)
-        on_decisions(hash_decisions(record))
         if planned.format.is_whole:
             session_positions.add(len(records))
         records.append(record)
@@ -297,6 +316,8 @@ def record_batch(
     if rejects:
         recorder.reject(rejects, report.source, report.format)
     counts = recorder.record_checked(records, positions, session_positions=session_positions)
+    for record in records:
+        on_decisions(hash_decisions(record))
     if counts.first_reject is not None:
         faults.append((item_indices[min(counts.refused_positions)], counts.first_reject))
     if report.first_fault is None and faults:
@@ -308,6 +329,8 @@ def record_batch(
     report.records += len(batch)
     report.new += counts.new
     report.replaced += counts.replaced
+    report.siblings += counts.siblings
+    report.shorter += counts.shorter
     report.steps += counts.steps
     report.present += counts.present
     report.rejected += len(rejects) + counts.rejected
@@ -386,6 +409,8 @@ class PartBatch(msgspec.Struct):
     scores: str | None
     """Path of the scores of its episodes (`put_aside`)."""
     decisions: list[Decisions]
+    owners: dict[int, int]
+    """Its responses and the file of each (`lake.write.responses`)."""
     done: int
     """Bytes of text."""
 
@@ -407,6 +432,7 @@ def record_parts(
         WorkerLostError: worker processes died repeatedly; batches that were committed before stay committed.
     """
     report, done = plan.report, 0
+    owners: dict[int, int] = {}
     first, version = lake.members[0], runs.index.version
 
     def list_parts() -> Iterator[IngestPart]:
@@ -420,15 +446,18 @@ def record_parts(
         for part, part_batches in map_with_items(executor, task, list_parts()):
             batches = enumerate(read_batches(part.list_files(), batch_size, runs))
             for index, part_batch in enumerate(part_batches):
-                if _adopt(job, part, part_batch):
+                is_owner = all(owners.get(response, file) == file for response, file in part_batch.owners.items())
+                if is_owner and _adopt(job, part, part_batch):
+                    owners |= part_batch.owners
                     report.add(part_batch.report)
                     for decisions in part_batch.decisions:
                         copies.add(decisions)
                 elif (batch := next((batch for number, batch in batches if number == index), None)) is not None:
                     for planned, _ in batch:
-                        planned.input.notes.clear()  # of this batch and earlier ones: the worker counted them
+                        planned.input.notes.clear()  # of this batch and earlier ones: workers counted them
                     record_batch(job, batch, report, copies.add)
-                    report.notes.update(part_batch.report.notes)
+                    report.add_notes(part_batch.report.count_notes())
+                    owners |= list_owners(select_sessions(batch))
                     collect_garbage()
                 done += part_batch.done
                 yield done
@@ -482,7 +511,8 @@ def _record_part(part: IngestPart, runs: RunLookup) -> list[PartBatch]:
         scores = scores.unique(("episode_id", "step_index", "scorer"), keep="last", maintain_order=True)
         path = put_aside(part.job.objects, "scores", scores)
         attempt = AttemptRequest.from_attempt(ledger.attempts[0]) if ledger.attempts else None
-        part_batches.append(PartBatch(report, attempt, recorder.other_rows, path, decisions, done - done_before))
+        counts = (decisions, list_owners(select_sessions(batch)), done - done_before)
+        part_batches.append(PartBatch(report, attempt, recorder.other_rows, path, *counts))
         done_before = done
         batch.clear()
         collect_garbage()

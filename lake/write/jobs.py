@@ -152,7 +152,11 @@ class RecordCounts(msgspec.Struct):
     """Steps of the new episodes."""
     present: int = 0
     replaced: int = 0
-    """New episodes that replace an earlier reading of the same session."""
+    """New episodes that replace an earlier reading of the same document (`lake.write.growth`)."""
+    siblings: int = 0
+    """New episodes whose document shares its key with another rollout."""
+    shorter: int = 0
+    """Documents that hold less than was read of them before."""
     rejected: int = 0
     refused_positions: Sequence[int] = ()
     """Positions of well-formed episodes that became rejects, such as conflicts."""
@@ -205,7 +209,8 @@ class JobRecorder:
                 self.scores.add(record)
         first_reject = rejects[min(rejects)] if rejects else None
         return RecordCounts(
-            *(outcome.new, outcome.new_steps, outcome.present, outcome.replaced),
+            *(outcome.new, outcome.new_steps, outcome.present),
+            *(outcome.replaced, outcome.siblings, outcome.shorter),
             *(len(rejects), tuple(rejects), first_reject),
         )
 

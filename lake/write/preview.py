@@ -5,6 +5,8 @@
 
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,36 @@ from lake.opening import open as open_lake
 from lake.read.episode_text import format_episode, format_tool_calls, make_printable, read_episode
 from lake.read.text_table import format_count
 from lake.records import EpisodeRecord, Reject, StepRecord, identify
-from lake.write.ingest import read_items, redact_run
+from lake.write.growth import WRITTEN, Decision, Placement, Placer
+from lake.write.ingest import BATCH_EPISODES, read_batches, redact_run
 from lake.write.jobs import explain_refusal
+from lake.write.rows import encode_json
 from lake.write.sources import FileCounts, IngestPlan, PlannedFile
 
 EXAMPLES = 3
 _SHOWN = 120
 """Characters of a text in an explanation."""
-PreviewedEpisodes = dict[int, tuple[int, int]]
-"""Episode -> hash of its content, and its number of steps."""
+
+
+class PreviewedEpisodes:
+    """The episodes of previews, which count as present in later ones."""
+
+    def __init__(self) -> None:
+        self.contents: dict[int, int] = {}
+        """Episode -> hash of its content."""
+        self.placer = Placer(
+            {},
+            frozenset(),
+            lambda _: None,
+            lambda keys: list(map(self.contents.get, keys)),
+            hash_steps,
+            is_lasting=True,
+        )
+
+
+def hash_steps(steps: Sequence[StepRecord]) -> list[Decision]:
+    """Return the decisions of steps as hashes, which take little memory."""
+    return [(str(ids.key_hash(step.action, encode_json(step.tool_calls))), None) for step in steps]
 
 
 class Preview(msgspec.Struct):
@@ -104,8 +127,8 @@ def preview(plan: IngestPlan, previewed: PreviewedEpisodes | None = None, *, num
         number: which record to explain, from 1; default: the first episode, or else the first reject.
     """
     counts = Preview(by_file=plan.report.by_file)
-    previewed = {} if previewed is None else previewed
-    for planned, item in read_items(plan.files):
+    previewed = PreviewedEpisodes() if previewed is None else previewed
+    for planned, item in chain.from_iterable(read_batches(plan.files, BATCH_EPISODES, None)):
         counts.records += 1
         is_better = counts.record is None or (isinstance(counts.record[2], Reject) and not isinstance(item, Reject))
         if is_better if number is None else counts.records == number:
@@ -116,18 +139,18 @@ def preview(plan: IngestPlan, previewed: PreviewedEpisodes | None = None, *, num
         else:
             position, record = item
             identity = identify(record, record.run_id or "")
-            earlier = previewed.get(identity.episode_id)
-            may_continue = earlier is not None and planned.format.is_whole
-            if earlier is None or (
-                may_continue and earlier[0] != identity.content_hash and len(record.steps) >= earlier[1]
-            ):
-                previewed[identity.episode_id] = identity.content_hash, len(record.steps)
+            content = previewed.contents.get(identity.episode_id)
+            placement = Placement.NEW if content is None else Placement.SAME
+            if planned.format.is_whole:
+                placement, identity = previewed.placer.place(record, identity)
+            if placement in WRITTEN:
+                previewed.contents[identity.episode_id] = identity.content_hash
                 counts.add_episode(record, identity.group_id)
-                if earlier is None:
+                if placement is not Placement.FURTHER:
                     counts.add_candidate(record, file)
                 file.add_episode(redact_run(record.run_id or ""))
                 continue
-            if may_continue or earlier[0] == identity.content_hash:
+            if planned.format.is_whole or content == identity.content_hash:
                 counts.present += 1
                 file.add_episode(redact_run(record.run_id or ""))
                 continue
@@ -136,7 +159,7 @@ def preview(plan: IngestPlan, previewed: PreviewedEpisodes | None = None, *, num
         counts.reasons[reason] += 1
         counts.faults.setdefault(reason, (planned.file.name, position, redact(message)))
     for planned in plan.files:
-        plan.report.notes.update(planned.input.notes)
+        plan.report.add_notes(planned.input.notes)
     return counts
 
 
@@ -153,6 +176,7 @@ def render_episode(record: EpisodeRecord) -> str:
 
 Facts = dict[str, Any]
 """Facts by name, for JSON; unknown ones are left out."""
+_MESSAGE_KEYS = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "is_error"))
 _IDENTITY = ("task_id", "seed", "collection_round", "rollout_index", "attempt", "agent_id")
 _ORIGIN = ("relation", "parent_episode_id", "parent_step_index", "root_episode_id", "environment", "split", "policy")
 _OUTCOME = ("status", "stop_reason", "error", "env_return", "started_at", "ended_at")
@@ -214,8 +238,8 @@ def explain_record(record: EpisodeRecord, planned: PlannedFile) -> Facts:
     names = {name: getattr(record, name) for name in _IDENTITY}
     names |= {"group_id": ids.to_text(identity.group_id), "episode_id": ids.to_text(identity.episode_id)}
     is_default = record.run_id == planned.input.run_id
-    run = "given by --run" if planned.is_run_given else "named after the file or its folder"
-    names |= {"run_id": redact_run(record.run_id or ""), "run_from": run if is_default else "named by the record"}
+    run = "--run" if planned.is_run_given else "location"
+    names |= {"run_id": redact_run(record.run_id or ""), "run_from": run if is_default else "record"}
     names |= {name: getattr(record, name) for name in _ORIGIN}
     outcome = {name: getattr(record, name) for name in (*_OUTCOME, *_TOTALS)}
     scores = [
@@ -227,6 +251,8 @@ def explain_record(record: EpisodeRecord, planned: PlannedFile) -> Facts:
         for score in record.scores
     ]
     step_extras = Counter(key for step in record.steps for key in step.extra or ())
+    contexts = [record.initial_messages or [], *(step.context for step in record.steps), record.final_observation or []]
+    message_keys = Counter(key for context in contexts for message in context for key in message.keys() - _MESSAGE_KEYS)
     return {
         "identity": _omit_unknown(names),
         "outcome": _omit_unknown(outcome) | {"scores": scores},
@@ -234,7 +260,11 @@ def explain_record(record: EpisodeRecord, planned: PlannedFile) -> Facts:
         "steps": [_explain_step(step, index) for index, step in enumerate(record.steps)],
         "final_observation": [_explain_message(message) for message in record.final_observation or ()],
         "spans": len(record.spans),
-        "extra": {"episode": sorted(record.extra or ()), "steps": dict(step_extras.most_common())},
+        "extra": {
+            "episode": sorted(record.extra or ()),
+            "steps": dict(step_extras.most_common()),
+            "messages": dict(message_keys.most_common()),
+        },
     }
 
 
@@ -253,7 +283,7 @@ def _explain_step(step: StepRecord, index: int) -> Facts:
     calls = msgspec.json.encode(step.tool_calls or []).decode()
     tokens = step.tokens
     is_cut = tokens is not None and tokens.prefix_step_index is None and index > 0
-    exact = None
+    exact: Facts | None = None
     if tokens is not None:
         exact = {
             "context": len(tokens.context_ids),
@@ -286,7 +316,7 @@ def _explain_step(step: StepRecord, index: int) -> Facts:
 def _explain_untrained(step: StepRecord, extra: Facts) -> str:
     """Return why a step is not trained on."""
     if step.is_copied_context:
-        return "copied from another episode"
+        return "copied"
     if isinstance(reason := extra.get("not_trainable"), str):
         return reason
     if (missing := extra.get("not_recorded")) is not None:

@@ -18,8 +18,7 @@ import select
 import shutil
 import stat
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -428,7 +427,7 @@ class RunLookup:
 
     def __init__(self, index: EpisodeIndex, snapshot: Callable[[], Snapshot]) -> None:
         self.index = index
-        self._snapshot = snapshot
+        self.open_snapshot = snapshot
         self._names: list[str] | None = None
 
     def find_other_runs(self, record: EpisodeRecord, default_run: str, fmt: Format) -> list[str]:
@@ -436,7 +435,7 @@ class RunLookup:
         if self._select_runs([record], [default_run], fmt):
             return []
         if self._names is None:
-            names = self._snapshot().scan("episodes").select("run_id").unique().sort("run_id").collect()
+            names = self.open_snapshot().scan("episodes").select("run_id").unique().sort("run_id").collect()
             self._names = names["run_id"].to_list()
         return self._select_runs([record], [name for name in self._names if name != default_run], fmt)
 
@@ -487,7 +486,11 @@ class Report(msgspec.Struct):
     new: int = 0
     present: int = 0
     replaced: int = 0
-    """New episodes that replace an earlier reading of a session that has continued since."""
+    """New episodes that replace an earlier reading of a document that has continued since (`lake.write.growth`)."""
+    siblings: int = 0
+    """New episodes whose document shares its key with another rollout."""
+    shorter: int = 0
+    """Documents that hold less than was read of them before."""
     rejected: int = 0
     steps: int = 0
     """Steps of the new episodes."""
@@ -503,8 +506,8 @@ class Report(msgspec.Struct):
     """A sentence about unknown columns of a query or frame: where they are stored, and which column they may mean."""
     by_file: dict[str, FileCounts] = msgspec.field(default_factory=dict)
     """Each file that was read -> its counts."""
-    notes: Counter[Note] = msgspec.field(default_factory=Counter)
-    """What its readers do not know, and what tracers did not record."""
+    notes: dict[str, dict[str, dict[str, int]]] = msgspec.field(default_factory=dict)
+    """Kind, subject and name of each remark of its readers (`Note`) -> how often it holds."""
 
     def add(self, later: "Report") -> None:
         """Add the counts of a report about later records."""
@@ -512,23 +515,44 @@ class Report(msgspec.Struct):
         self.new += later.new
         self.present += later.present
         self.replaced += later.replaced
+        self.siblings += later.siblings
+        self.shorter += later.shorter
         self.rejected += later.rejected
         self.steps += later.steps
         self.runs |= later.runs
         self.first_fault = self.first_fault or later.first_fault
-        self.notes.update(later.notes)
+        self.add_notes(later.count_notes())
         for name, file in later.by_file.items():
             counts = self.by_file.setdefault(name, FileCounts(file.format))
             counts.episodes += file.episodes
             counts.rejected += file.rejected
             counts.runs |= file.runs
 
+    def add_notes(self, notes: Mapping[Note, int]) -> None:
+        """Count remarks of readers."""
+        for (kind, subject, name), number in notes.items():
+            numbers = self.notes.setdefault(kind, {}).setdefault(subject, {})
+            numbers[name] = numbers.get(name, 0) + number
+
+    def count_notes(self) -> dict[Note, int]:
+        """Return `notes` by remark."""
+        return {
+            Note(kind, subject, name): number
+            for kind, subjects in self.notes.items()
+            for subject, numbers in subjects.items()
+            for name, number in numbers.items()
+        }
+
     def describe_notes(self) -> list[str]:
         """Return `notes` as sentences, with the number of each."""
         names: dict[str, dict[str, list[str]]] = {}
-        for note, number in sorted(self.notes.items(), key=lambda pair: (pair[0][:2], -pair[1], pair[0].name)):
-            name = f"{note.name} ({number})" if note.kind == "unknown" else count_noun(number, note.name)
-            names.setdefault(note.kind, {}).setdefault(redact(note.subject), []).append(redact(name))
+        for kind, subjects in self.notes.items():
+            for subject, numbers in sorted(subjects.items()):
+                ranked = sorted(numbers.items(), key=lambda pair: (-pair[1], pair[0]))
+                names.setdefault(kind, {})[redact(subject)] = [
+                    redact(f"{name} ({number})" if kind == "unknown" else count_noun(number, name))
+                    for name, number in ranked
+                ]
         sentences = [
             f"not recorded: {', '.join(contents)}. Steps without an answer are not trained on. To record it: {setting}"
             for setting, contents in names.get("unrecorded", {}).items()
@@ -581,7 +605,8 @@ class IngestPlan(msgspec.Struct):
         report = self.report
         several = {} if len(self.files) == 1 else {"files": len(self.files)}
         named = {"source": report.source, "bytes": self.size, "format": report.format, "run_id": report.run_id}
-        return named | several
+        options = {"errors_count": True} if any(file.input.errors_count for file in self.files) else {}
+        return named | several | options
 
 
 def plan_ingest(
@@ -614,10 +639,10 @@ def plan_ingest(
             if not argument.label:
                 raise FormatError(str(error).replace(str(file.path), argument.name)) from error
             skipped[file.name] = describe_skip(error, file)
-    parts = {part for planned in files for part in planned.format.list_parts(planned.file.path)}
-    again = [planned.file.name for planned in files if planned.file.path in parts]
-    skipped |= dict.fromkeys(again, "is read with the file that lists it")
-    files = [planned for planned in files if planned.file.path not in parts]
+    listed_paths = {path for planned in files for path in planned.format.list_parts(planned.file.path)}
+    listed_names = [planned.file.name for planned in files if planned.file.path in listed_paths]
+    skipped |= dict.fromkeys(listed_names, "is read with the file that lists it")
+    files = [planned for planned in files if planned.file.path not in listed_paths]
     if argument.files and not files:
         name, why = next((file.name, skipped[file.name]) for file in argument.files)
         suffix = f" (and {len(skipped) - 1} more files)" if len(skipped) > 1 else ""

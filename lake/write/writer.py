@@ -14,20 +14,20 @@ any batches and next to any number of writers.
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from lake import ids
-from lake.read.parquet import DataFile, collect_rows, scan_pruned
 from lake.records import EpisodeRecord, Identity, identify
 from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.tables.contracts import conform
-from lake.write.growth import WRITTEN, Decision, Placement, Placer, Reading, list_paths, make_extent
+from lake.write.growth import Original, Placement, Placer, measure_stored
 from lake.write.ledger import (
     Attempt,
     AttemptCollector,
@@ -108,11 +108,7 @@ class EpisodeWriter:
                 its scores are dropped, because they are older too.
         """
         identities = [identify(record, record.run_id or "") for record in records]
-        originals = {
-            position: (identities[position], record.rollout_index, record.attempt, *_get_parents(record))
-            for position in session_positions
-            for record in [records[position]]
-        }
+        originals = {position: Original.of(records[position], identities[position]) for position in session_positions}
         batch_write_ids: set[int] = set()
         with self._lock:
             while True:
@@ -145,6 +141,19 @@ class EpisodeWriter:
                     outcome.new_steps += sum(len(record.steps) for record, _ in new)
                     outcome.write_ids.append(attempt.write_id)
                     return outcome
+
+    def foresee(self, records: Sequence[EpisodeRecord], *, is_session: bool) -> tuple[list[int], list[int]]:
+        """Return the positions of the records that `write` would add, and of those that it would refuse; write nothing.
+
+        Args:
+            is_session: whether they are of documents that may grow; then their keys are set as `write` sets them.
+        """
+        identities = [identify(record, record.run_id or "") for record in records]
+        originals = {position: Original.of(records[position], identities[position]) for position in range(len(records))}
+        with self._lock:
+            lookup = self._ledger.look_up({i.episode_id for i in identities}, {i.group_id for i in identities})
+            positions, outcome = self._classify(records, identities, originals if is_session else {}, lookup, ())
+        return positions, outcome.conflicts + outcome.forgotten
 
     def accept(self, attempt: Attempt) -> bool:
         """Commit an attempt that another writer staged; False if the lake no longer accepts it."""
@@ -198,7 +207,7 @@ class EpisodeWriter:
         self,
         records: Sequence[EpisodeRecord],
         identities: list[Identity],
-        originals: Mapping[int, "_Original"],
+        originals: Mapping[int, Original],
         lookup: EpisodeLookup,
         batch_write_ids: Collection[int],
     ) -> tuple[list[int], BatchOutcome]:
@@ -221,10 +230,8 @@ class EpisodeWriter:
             stored = self._ledger.recall(episode_ids, ()).contents
             return [contents.get(episode_id, stored.get(episode_id, (None, 0))[0]) for episode_id in episode_ids]
 
-        placer = Placer(
-            *(lookup.newest, lookup.forgotten, partial(self._measure, version=lookup.version)),
-            *(look_up_contents, list_stored_decisions),
-        )
+        measure = partial(measure_stored, self._store, version=lookup.version)
+        placer = Placer(lookup.newest, lookup.forgotten, measure, look_up_contents, list_stored_decisions)
         for position, original in originals.items():
             original.restore(records[position])
         placer.add_forks(records[position] for position in originals)
@@ -256,11 +263,3 @@ class EpisodeWriter:
             else:
                 outcome.present += 1
         return positions, outcome
-
-    def _measure(self, readings: Sequence[Reading], version: int) -> None:
-        """Read the extents of documents that the lake holds, with those of their forks."""
-        episode_ids = [reading.episode_id for reading in readings]
-        episodes = self._scan("episodes", version).select(*_KEYS, "write_id", *_PLACE, "ended_at", "source_uri")
-        groups = episodes.filter(pl.col("episode_id").is_in(episode_ids)).select("group_id", "run_id").unique()
-        rows = collect_rows(episodes.join(groups, on=["group_id", "run_id"], how="semi")).rows(named=True)
-        ...

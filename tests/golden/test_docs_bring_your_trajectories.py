@@ -25,7 +25,8 @@ def commands(block: str) -> list[tuple[str, str]]:
 
 
 def test_every_format_is_in_the_table_once() -> None:
-    named = [name for row in re.findall(r"^\| (`.+?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
+    table = PAGE.partition("## A format of your own")[0]
+    named = [name for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == sorted(FORMATS)
 
 
@@ -53,7 +54,7 @@ def test_a_strange_file_comes_to_advantages_as_the_page_says(tmp_path: Path, mon
             assert done.exit_code == 0, done.output
             assert below in done.output
             ran += 1
-    assert ran == 3
+    assert ran == 5
     assert lake.open("L").sql("SELECT count(advantage) AS n FROM current_advantages").item() == 3
 
 

@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
@@ -109,6 +110,20 @@ def rows_of(lk: Lake, report: CreditReport) -> pl.DataFrame:
 
 def groups_of(lk: Lake, report: CreditReport) -> pl.DataFrame:
     return lk.scan("credit_groups").filter(pl.col("job_id") == report.job_id).drop(STAMPS).collect().sort("group_id")
+
+
+def test_episodes_with_rewards_for_gdpo_are_scored_without_a_return(lk: Lake) -> None:
+    """Their returns are unknown, and nothing says that they have no siblings with a score."""
+    estimator = find_estimator("gdpo")(**OPTIONS["gdpo"])
+    other = empty_lake(Path(lk.uri).with_name("no-returns"))
+    rng = random.Random(1)
+    other.append([msgspec.structs.replace(rollout(rng, "a", f"t{n % 2}", n // 2), env_return=None) for n in range(6)])
+    ids_of_episodes = episode_ids(other)
+    for scorer in ("judge", "style"):
+        scored(other, scorer, "1", {e: rng.random() for e in ids_of_episodes})
+    report = run_credit(other, estimator, executor=LocalExecutor(1))
+    assert (report.summary.live_groups, report.other_scores) == (2, ())
+    assert not [line for line in report.findings if line.startswith("singleton")]
 
 
 # ---------------------------------------------------------------- 1. ranges and executors

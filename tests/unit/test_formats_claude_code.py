@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
+from lake.export.target import list_predecessors
 from lake.formats import choose_format, claude_code
 from lake.formats.base.format import read_head
 from lake.formats.base.rows import make_episode_text_id
@@ -369,6 +370,25 @@ def test_what_was_typed_meanwhile_is_an_observation(tmp_path: Path) -> None:
     assert step.context[2]["content"] == "Today is Friday."
 
 
+def test_what_was_typed_between_a_call_and_its_result_was_seen_with_the_result(tmp_path: Path) -> None:
+    lines = [user_line("a", None), model_line("b", "a", call(1)), user_line("t", "b", "Faster!"), result("r", "t", 1)]
+    record = read_one(tmp_path, *lines, model_line("c", "r", "Done."))
+    assert (record.steps[1].state, record.steps[1].state_role) == ("ok\nFaster!", "user")
+    assert record.extra is not None
+    assert "loose_ends" not in record.extra
+
+
+@pytest.mark.parametrize("link", ["clear", None])
+def test_a_cleared_history_begins_a_conversation(tmp_path: Path, link: str | None) -> None:
+    clear = user_line("clear", "b", "<command-name>/clear</command-name>")
+    lines = [user_line("a", None), model_line("b", "a", "1"), clear, user_line("c", link, "Again.")]
+    first, second = read(tmp_path, *lines, model_line("d", "c", "2"), user_line("e", "d"), model_line("f", "e", "3"))
+    assert [[step.action for step in record.steps] for record in (first, second)] == [["1"], ["2", "3"]]
+    assert (second.relation, second.parent_episode_id, second.parent_step_index) == ("continuation", id_of(first), None)
+    assert second.rollout_index == 1
+    assert len(read(tmp_path, *lines)) == 1, "until the model answers"
+
+
 # ---------------------------------------------------------------- forks
 
 
@@ -482,6 +502,35 @@ def test_lines_of_another_session_are_copied_context(tmp_path: Path) -> None:
     assert [step.is_copied_context for step in record.steps] == [True, False]
 
 
+def test_a_history_that_is_written_twice_is_a_copy_the_second_time() -> None:
+    (path,) = shared_data("cases", "05_claude_copied_history", "08_again").glob("*.jsonl")
+    main, fork = read_file(path)[0]
+    assert [(step.action, step.trainable) for step in main.steps] == [("first answer", True), ("second answer", True)]
+    assert [(step.action, step.trainable) for step in fork.steps] == [("first answer", False)]
+    assert (main.completion_tokens, fork.completion_tokens, fork.steps[0].is_copied_context) == (30, None, True)
+
+
+def test_an_id_that_a_server_gives_to_all_responses_shows_no_copies(tmp_path: Path) -> None:
+    lines = [user_line("a", None), model_line("b", "a", "Done.", name="m"), user_line("c", "b")]
+    lines += [
+        model_line("d", "c", "Also done.", name="m"),
+        user_line("e", "d"),
+        model_line("f", "e", "Done.", name="m"),
+    ]
+    assert not any(step.is_copied_context for step in read_one(tmp_path, *lines).steps)
+
+
+def test_a_sub_agent_that_begins_with_its_sessions_history_owns_the_rest(tmp_path: Path) -> None:
+    history = [user_line("a", None), model_line("b", "a", "1"), user_line("c", "b"), model_line("d", "c", call(1))]
+    write(tmp_path / "s1.jsonl", *history)
+    side = {"isSidechain": True, "agentId": "abc"}
+    copies = [line | side | {"uuid": f"{line['uuid']}2"} for line in history[:2]]
+    copies[1]["parentUuid"] = "a2"
+    lines = [*copies, user_line("x", "b2", "Go.", **side), model_line("y", "x", "2", **side)]
+    (agent,) = read_file(write(tmp_path / "agent-abc.jsonl", *lines))[0]
+    assert [(step.action, step.is_copied_context) for step in agent.steps] == [("1", True), ("2", False)]
+
+
 def test_a_line_that_is_written_twice_counts_once(tmp_path: Path) -> None:
     lines = [user_line("a", None), model_line("b", "a", "1"), user_line("c", "b"), model_line("d", "c", "2")]
     assert len(read_one(tmp_path, *lines[:2], *lines).steps) == 2
@@ -497,6 +546,7 @@ def test_a_compaction_goes_on_with_the_same_episode(tmp_path: Path, link: str | 
     lines += [user_line("y", "x", "Summary.", isCompactSummary=True), model_line("c", "y", "2")]
     record = read_one(tmp_path, *lines)
     assert (record.steps[1].state, record.steps[1].context[0]["isCompactSummary"]) == ("Summary.", True)
+    assert list_predecessors(record) == [None, None]
     (span,) = record.spans
     assert (span.kind, span.name, span.step_index) == ("system", "compact_boundary", 0)
     assert span.attributes is not None

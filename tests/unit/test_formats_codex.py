@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
+from lake.export.target import list_predecessors
 from lake.formats import choose_format, codex
 from lake.formats.base.format import read_head
 from lake.formats.base.rows import make_episode_text_id
@@ -179,7 +180,15 @@ def test_a_compaction_is_an_observation() -> None:
     (record,) = read_file(GOLDEN / "0.89.0.jsonl")[0]
     summary = record.steps[1].context[-1]
     assert (summary["role"], summary["compacted"]) == ("user", True)
+    assert list_predecessors(record)[:2] == [None, None], "the summary opens a context"
     assert [span.name for span in record.spans] == ["context_compacted"]
+
+
+def test_what_a_person_wrote_before_a_result_comes_after_it(tmp_path: Path) -> None:
+    lines = [meta(), user_item(), called(1), called(2), output(1, "first"), user_item("Faster!"), output(2, "second")]
+    record = read_one(tmp_path, *lines, model_item("Done."))
+    assert [message["content"] for message in record.steps[-1].context] == ["first", "second", "Faster!"]
+    assert record.steps[-1].state_role == "user"
 
 
 # ---------------------------------------------------------------- decisions
@@ -485,6 +494,29 @@ def test_a_fork_that_copies_nothing_names_its_parent(tmp_path: Path) -> None:
     key = EpisodeRecord(task_id=OLD, steps=[], run_id="shop", source_format="codex")
     assert (record.relation, record.parent_episode_id, record.parent_step_index) == ("fork", id_of(key), None)
     assert record.steps[0].is_copied_context is False
+
+
+def test_a_sub_agent_with_its_own_metadata_alone_shows_its_copies_by_the_turns_of_its_items() -> None:
+    parent, agent = (
+        read_file(path)[0][0]
+        for path in sorted(shared_data("cases", "04_codex_subagent_one_meta", "37_codex_subagent_0145").iterdir())
+    )
+    assert [step.is_copied_context for step in agent.steps] == [True, True, False, False]
+    assert [step.is_copied_context for step in parent.steps] == [False] * 3
+    assert (parent.completion_tokens, agent.completion_tokens) == (130, 70)
+
+
+def test_a_turn_of_the_same_millisecond_is_the_sessions_own(tmp_path: Path) -> None:
+    turn = f"{ID[:-12]}0{ID[-11:]}".replace("-7000-8000-", "-7000-0000-")
+    lines = [meta(forked_from_id=OLD), event("task_started", turn_id=turn), user_item(), model_item("Done.")]
+    assert read_one(tmp_path, *lines).steps[0].is_copied_context is False
+
+
+def test_without_ids_and_the_parents_metadata_its_file_shows_what_was_copied(tmp_path: Path) -> None:
+    history = [user_item("1"), model_item("One."), called(1), output(1), model_item("Two.")]
+    write(tmp_path / f"rollout-{OLD}.jsonl", meta(OLD), *history, user_item("2"), model_item("Three."))
+    record = read_one(tmp_path, meta(forked_from_id=OLD), *history, user_item("3"), model_item("Three."))
+    assert [step.is_copied_context for step in record.steps] == [True, True, False]
 
 
 # ---------------------------------------------------------------- older layouts

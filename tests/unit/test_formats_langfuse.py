@@ -10,6 +10,7 @@ import pytest
 from lake.errors import FormatError
 from lake.formats import choose_format
 from lake.formats.base.fields import hash_rollout_index
+from lake.formats.base.source import Input
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -248,6 +249,22 @@ def test_attributes_of_openinference_say_who_said_what_where_the_input_does_not(
     )
     assert record.initial_messages == ASKED
     assert record.final_observation == [{"role": "tool", "content": "22C", "name": "get", "tool_call_id": "c1"}]
+
+
+def test_a_trace_without_inputs_and_outputs_makes_up_no_call() -> None:
+    file = Input(shared_data("cases", "11_no_content", "trace-t1.json"), "run")
+    ((_, record),) = choose_format(file.path).reader(file)
+    assert [(step.trainable, step.tool_calls, step.action, step.context) for step in record.steps] == [
+        (False, None, "", [])
+    ] * 2
+    assert {note.name: number for note, number in file.notes.items()} == {"prompt": 2, "answer": 2, "tool span": 1}
+
+
+def test_observations_out_of_order_are_read_in_the_order_of_their_start() -> None:
+    (record,), _ = read_file(shared_data("cases", "11_no_content", "trace-t2.json"))
+    first, second = record.steps
+    assert first.tool_calls is not None
+    assert (first.tool_calls[0]["function"]["name"], second.state, second.action) == ("subtract", "-3", "-3")
 
 
 def test_embeddings_are_no_decisions(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ def read_one(path: Path, **changes: Any) -> EpisodeRecord:
     return record
 
 
+def test_a_sample_that_the_trainer_masked_is_not_trained_on(tmp_path: Path) -> None:
+    assert not any(step.trainable for step in read_one(tmp_path / "f", sample_loss_mask=[0.0]).steps)
+    assert all(step.trainable for step in read_one(tmp_path / "f", sample_loss_mask=[1.0]).steps)
+
+
 def test_a_real_file_has_the_engines_tokens_of_each_decision() -> None:
     path = shared_data("formats", "nemo_rl", "train_data_step3.jsonl")
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]

@@ -390,7 +390,9 @@ def test_a_line_of_an_output_is_an_instance_with_its_outcome(tmp_path: Path) -> 
         ({"score": True, "model_answer": "7"}, {"score": 1.0}, 1.0),
         ({"reward": 0.5, "exit_code": 0}, {"reward": 0.5}, 0.5),
         ({"result": {"resolved": 0, "status": "done"}}, {"resolved": 0.0}, 0.0),
-        ({"final_score": {"total": 4, "result": 3}}, {"final_score.total": 4.0, "final_score.result": 3.0}, None),
+        ({"final_score": {"total": 4, "result": 3}}, {"resolved": 0.0}, 0.0),
+        ({"final_score": {"total": 4, "result": 4}}, {"resolved": 1.0}, 1.0),
+        ({"final_score": {"total": 0, "result": 0}}, {"resolved": 0.0}, 0.0),
     ],
 )
 def test_each_benchmark_names_its_verdict(

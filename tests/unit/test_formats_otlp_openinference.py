@@ -178,7 +178,7 @@ def test_a_tool_has_its_name_its_input_and_its_output() -> None:
         name="get", call_id="c1", arguments='{"city": "Paris"}', result="22C", is_error=False
     )
     assert filled({"openinference.span.kind": "TOOL"}, name="get", error="boom").tool == Tool(
-        name="get", result="boom", is_error=True
+        name="get", is_named=False, result="boom", is_error=True
     )
 
 

@@ -9,6 +9,8 @@ import pytest
 from lake.errors import FormatError
 from lake.formats import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject
+from lake.write.ingest import ingest
+from testkit.copies import empty_lake
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
 
@@ -286,6 +288,16 @@ def test_either_file_of_a_folder_finds_the_other(tmp_path: Path) -> None:
     assert (part.run_id, part.policy, part.environment) == ("my_run", "gpt-x", "tau2_telecom")
     items = list(FORMATS["tau2"].read(run / "simulations" / "s1.json", run_id="named"))
     assert items[0][1].run_id is None, "a run that somebody names is called so"
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_folder_has_each_simulation_and_each_reject_once(tmp_path: Path, is_damaged: bool) -> None:
+    run = folder(tmp_path, [{"id": "s1", "task_id": "7", "trial": 1, "reward": 1.0}])
+    (run / "simulations" / "s0.json").write_text(json.dumps(simulation(id="s0", trial="none")))
+    if is_damaged:
+        (run / "results.json").write_text('{"info": {"num_tri')
+    report = ingest(empty_lake(tmp_path / "lake"), run)
+    assert (report.new, report.present, report.rejected) == (1, 0, 1)
 
 
 def test_a_simulation_whose_results_are_missing_or_damaged_is_read_all_the_same(tmp_path: Path) -> None:

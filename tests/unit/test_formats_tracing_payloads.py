@@ -162,6 +162,13 @@ def test_results_beside_words_of_a_user_are_messages_of_their_own_in_order() -> 
     ]
 
 
+def test_a_result_of_an_unknown_shape_is_its_json_and_a_text_that_is_not_there_is_none() -> None:
+    part = {"type": "tool_result", "tool_use_id": "1", "run": {"status": "done"}}
+    (message,) = to_messages({"role": "user", "content": [part]}, "user")
+    assert message == {"role": "tool", "content": '{"run":{"status":"done"}}', "tool_call_id": "1"}
+    assert to_messages({"role": "user", "parts": [{"type": "text"}]}, "user") == [{"role": "user", "content": None}]
+
+
 def test_a_result_that_is_no_text_is_its_json() -> None:
     (message,) = to_messages({"role": "tool", "tool_call_id": "c1", "content": {"degrees": [22]}}, "user")
     assert message["content"] == '{"degrees":[22]}'

@@ -49,6 +49,11 @@ def test_numbers_of_the_reward_function_are_scores_if_they_are_called_so(tmp_pat
     assert record.extra == {"pred": 4, "num_turns": 2}
 
 
+def test_a_maximum_is_no_score(tmp_path: Path) -> None:
+    ((record,), _) = read(tmp_path / "f", ROW | {"max_score": 10, "resolved": True})
+    assert [(s.scorer, s.value) for s in record.scores] == [("score", 1.0), ("resolved", 1.0)]
+
+
 def test_a_score_may_be_unknown(tmp_path: Path) -> None:
     ((record,), _) = read(tmp_path / "f", ROW | {"score": None})
     assert (record.env_return, record.scores[0].value) == (None, None)

@@ -1,6 +1,7 @@
 """The command `ingest`: how it ends and what it says in the meantime. What it prints on success is in
 test_lake_cli.py."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from lake.cli import trajlake
 from lake.errors import FormatError, UsageError
 from lake.write import ingest as ingest_module
 from testkit.episodes import episode, line, write_lines
+from testkit.pickling_executor import PicklingExecutor
 from testkit.wording import Wording
 
 TRAJLAKE = [sys.executable, "-c", "from lake.cli import main; main()"]
@@ -118,6 +120,47 @@ def test_columns_of_a_query_that_mean_nothing_are_told(tmp_path: Path, flags: li
     path.write_text("SELECT 't' AS task, 'go' AS action, 1.0 AS rewrd, 0 AS turn")
     stderr = run(tmp_path, path, "--query", *flags).stderr
     assert wording(stderr).endswith(": task (task_id?), rewrd (reward?), turn\n")
+
+
+# ---------------------------------------------------------------- what a reader does not know
+
+
+ODD = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}], "mood": "good"}
+BACK = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "gave": "a.py"}]}
+ODD_ROWS = [{"messages": [ODD, BACK]}, {"messages": [{"role": "user", "content": "Hi"}, ODD, ODD]}]
+UNKNOWN = {("unknown", "message", "mood"): 3, ("unknown", "tool_result part", "gave"): 1}
+
+
+def write_chats(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_keys_that_the_reader_does_not_know_are_named_and_counted(
+    tmp_path: Path, flags: list[str], wording: Wording
+) -> None:
+    done = run(tmp_path, write_chats(tmp_path / "f.jsonl", *ODD_ROWS), *flags)
+    assert "message: mood (3); tool_result part: gave (1)" in wording(done.stderr)
+
+
+def test_what_parts_in_workers_do_not_know_is_counted_once(tmp_path: Path) -> None:
+    path = write_chats(tmp_path / "f.jsonl", *ODD_ROWS)
+    lk = lake.open(tmp_path / "lake", create=True)
+    assert ingest_module.ingest(lk, path, executor=PicklingExecutor()).count_notes() == UNKNOWN
+    (step, *_) = lk.sql("SELECT tool_calls FROM steps ORDER BY episode_id, step_index").rows()
+    assert "f" in str(step)
+
+
+def test_a_strict_ingest_refuses_records_with_unknown_keys(tmp_path: Path, wording: Wording) -> None:
+    good = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
+    path = write_chats(tmp_path / "f.jsonl", *ODD_ROWS, good)
+    done = run(tmp_path, path, "--strict")
+    assert done.stdout.startswith(f"{path}: 1 episode, 1 step, 2 rejects")
+    rejects = lake.open(tmp_path / "lake").scan("rejects").select("reason", "message").collect()
+    assert rejects["reason"].to_list() == ["unsupported"] * 2
+    assert "'mood'" in wording(rejects["message"][0])
+    assert run(tmp_path, path).stdout.startswith(f"{path}: 2 episodes, ")
 
 
 def test_a_lake_is_told_to_be_one(tmp_path: Path) -> None:

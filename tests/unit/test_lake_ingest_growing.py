@@ -1,4 +1,4 @@
-"""Sessions that continue: a reading replaces the one that counts only if it is further, no matter who read it and
+"""Sessions that continue: a reading replaces the one that counts only if it extends it, no matter who read it and
 when."""
 
 import random
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lake import EpisodeRecord, Lake, ids
+from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.formats import FORMATS, Format, jsonl
 from lake.records import ScoreRecord, identify
 from lake.write.ingest import ingest
@@ -218,6 +218,99 @@ def test_a_preview_counts_sessions_as_an_ingest_would(lk: Lake, tmp_path: Path, 
         preview_read = preview(plan_ingest(argument))
     report = ingest(lk, path)
     assert (preview_read.episodes, preview_read.present) == (report.new, report.present) == (2, 2)
+
+
+def walk(*actions: str, task: str = "session", file: str = "a.json", **fields: Any) -> EpisodeRecord:
+    """A document with these decisions."""
+    record = session(0, task=task, source_uri=file, run_id="run", **fields)
+    record.steps = [StepRecord(state=None, action=action) for action in actions]
+    return record
+
+
+def id_of(record: EpisodeRecord) -> str:
+    return ids.to_text(identify(record, "run").episode_id)
+
+
+def walks(lk: Lake) -> list[tuple[str, ...]]:
+    assert_whole(lk.snapshot())
+    rows = lk.sql("SELECT list(action ORDER BY step_index) FROM steps GROUP BY episode_id").rows()
+    return sorted(tuple(actions) for (actions,) in rows)
+
+
+def test_a_document_with_other_decisions_is_a_sibling_and_what_came_out_of_it_follows(lk: Lake) -> None:
+    def document(last: str, file: str) -> list[EpisodeRecord]:
+        main = walk("look", last, file=file)
+        parents = {"parent_episode_id": id_of(main), "root_episode_id": id_of(main), "file": file}
+        helper = walk("help", agent_id="helper", relation="subagent", parent_step_index=0, **parents)
+        nested = parents | {"parent_episode_id": id_of(helper)}
+        return [main, helper, walk("nest", agent_id="nested", relation="subagent", **nested)]
+
+    for last, file in (("left", "a.json"), ("right", "b.json"), ("left", "a.json"), ("right", "b.json")):
+        counts = read(lk, *document(last, file))
+    assert (counts.new, counts.present) == (0, 3)
+    related = """
+        SELECT c.agent_id, p.rollout_index = c.rollout_index, p.agent_id, r.rollout_index = c.rollout_index
+        FROM episodes AS c JOIN episodes AS p ON p.episode_id = c.parent_episode_id
+        JOIN episodes AS r ON r.episode_id = c.root_episode_id ORDER BY ALL
+    """
+    assert lk.sql(related).rows() == [("helper", True, None, True)] * 2 + [("nested", True, "helper", True)] * 2
+    assert lk.sql("SELECT count(*), count(DISTINCT rollout_index) FROM episodes").row(0) == (6, 2)
+
+
+def test_a_session_that_went_back_extends_what_it_abandoned(lk: Lake) -> None:
+    def document() -> list[EpisodeRecord]:
+        main = walk("look", "left")
+        fork = {"relation": "fork", "rollout_index": 1, "parent_episode_id": id_of(main), "parent_step_index": 0}
+        return [main, walk("right", "on", **fork)]
+
+    read(lk, walk("look", "right"))
+    counts = read(lk, *document())
+    assert (counts.new, counts.replaced, counts.siblings) == (2, 1, 0)
+    assert walks(lk) == [("look", "left"), ("right", "on")]
+    assert counted(read(lk, *document())) == (0, 2, 0, 0)
+    old_copy = read(lk, walk("look", "right"))
+    assert (old_copy.new, old_copy.present, old_copy.shorter) == (0, 1, 0), "it was read before"
+    other_copy = read(lk, walk("look", "right", "on", note="later"))
+    assert (other_copy.new, other_copy.present, other_copy.shorter) == (0, 1, 1)
+
+
+def test_a_fork_that_got_another_number_is_replaced_as_its_session_is(lk: Lake) -> None:
+    def document(*forks: tuple[str, ...], main: tuple[str, ...]) -> list[EpisodeRecord]:
+        head = walk(*main)
+        parent = {"relation": "fork", "parent_episode_id": id_of(head), "parent_step_index": 0}
+        return [head, *(walk(*fork, rollout_index=n, **parent) for n, fork in enumerate(forks, 1))]
+
+    read(lk, *document(("right", "on", "on"), main=("look", "left")))
+    counts = read(lk, *document(("left",), main=("look", "right", "on", "on", "end")))
+    assert (counts.new, counts.replaced, counts.siblings) == (2, 2, 0)
+    assert walks(lk) == [("left",), ("look", "right", "on", "on", "end")]
+
+
+def test_siblings_that_two_processes_read_at_once_both_count(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lake
+
+    reader, commit = lake.open(lk.uri), lk._store.append_episodes
+    read(lk, walk("first"))
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        read(reader, walk("theirs", file="b.json"))
+        commit(*args, **options)
+
+    monkeypatch.setattr(lk._store, "append_episodes", interrupted)
+    assert read(lk, walk("ours", file="c.json")).siblings == 1
+    assert walks(lk) == [("first",), ("ours",), ("theirs",)]
+    for name, action in (("b.json", "theirs"), ("c.json", "ours")):
+        assert counted(read(reader, walk(action, file=name))) == (0, 1, 0, 0)
+
+
+def test_a_sibling_that_was_forgotten_does_not_come_back_and_the_others_stay(lk: Lake) -> None:
+    read(lk, walk("first"), walk("second", file="b.json"), walk("third", file="c.json"))
+    (episode_id,) = lk.sql("SELECT episode_id FROM steps WHERE action = 'second'")["episode_id"]
+    lk.forget([episode_id], reason="asked")
+    counts = read(lk, walk("first"), walk("second", file="b.json"), walk("third", file="c.json"))
+    assert (counts.present, counts.rejected) == (2, 1)
+    assert walks(lk) == [("first",), ("third",)]
 
 
 def test_a_session_that_was_forgotten_does_not_come_back_however_long_it_gets(lk: Lake) -> None:

@@ -1,6 +1,7 @@
 """A dry run counts what an ingest of the same would, shows three episodes as they would be, and writes nothing."""
 
 import gzip
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lake import EpisodeRecord, StepRecord, TokensRecord
+from lake.errors import UsageError
+from lake.formats import FORMATS
+from lake.formats.base.source import Input
 from lake.records import ScoreRecord
 from lake.write.ingest import ingest
-from lake.write.preview import Preview, preview, render_episode
-from lake.write.sources import locate_arguments, plan_ingest
+from lake.write.preview import Facts, Preview, explain, explain_record, preview, render_episode
+from lake.write.sources import File, PlannedFile, locate_arguments, plan_ingest
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
 from testkit.episodes import episode, line, write_lines
@@ -57,6 +61,72 @@ ITEMS: list[EpisodeRecord | bytes] = [
     rich(1),
     b'{"task_id": "cut',
 ]
+
+
+def explained(path: Path, number: int | None = None, **options: Any) -> Facts:
+    with locate_arguments([str(path)], None) as (argument,):  # type: ignore[arg-type]
+        return explain(plan_ingest(argument, **options), number)
+
+
+# ---------------------------------------------------------------- one record
+
+
+def test_an_explanation_says_what_one_record_was_read_as(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "f.jsonl", ITEMS)
+    facts = explained(path)
+    assert (facts["record"], facts["position"], facts["format"]["name"]) == (1, 1, "jsonl")
+    identity = facts["identity"]
+    assert (identity["task_id"], identity["rollout_index"], identity["relation"]) == ("rich", 0, "subagent")
+    assert (identity["run_id"], identity["run_from"]) == ("f", "location")
+    first, second = facts["steps"]
+    assert (first["calls"], first["trained"], first["exact_tokens"]["sampled"]) == (["look({})"] * 2, True, 1)
+    assert "exact_tokens" not in second
+    assert [score["scorer"] for score in facts["outcome"]["scores"]] == ["judge", "other"]
+    assert explained(path, 7)["identity"]["rollout_index"] == 1
+    assert explained(path, 3)["reject"]["reason"] == "malformed"
+    with pytest.raises(UsageError, match="no record 9; the file has 8"):
+        explained(path, 9)
+
+
+def test_an_explanation_counts_the_file_as_an_ingest_does(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "f.jsonl", ITEMS)
+    counted = explained(path)["all"]
+    report = ingest(empty_lake(tmp_path / "lake"), path)
+    assert (counted["episodes"], counted["steps"], counted["scores"]) == (report.new, report.steps, report.scores)
+    assert sum(counted["rejects"].values()) == report.rejected
+    assert (counted["groups"], counted["repeated"]) == (2, report.present)
+
+
+def test_steps_that_are_not_trained_on_say_why() -> None:
+    steps = [
+        StepRecord(state="s", action="a", is_copied_context=True, trainable=False),
+        StepRecord(state=None, action="", trainable=False),
+        StepRecord(state="s", action="a", trainable=False, extra={"not_recorded": ["answer"], "history": "rewritten"}),
+        StepRecord(state="s", action="a", trainable=False),
+    ]
+    record = EpisodeRecord(
+        task_id="t", run_id="r", steps=steps, env_return=1.0, scores=[ScoreRecord(scorer="x", value=1)]
+    )
+    planned = PlannedFile(File(Path("f"), "f", Path("f")), FORMATS["jsonl"], Input(Path("f"), "r"), is_run_given=True)
+    facts = explain_record(record, planned)
+    reasons = ["copied", "only the outcome is known", "not recorded: answer", "excluded by the source"]
+    assert [step["why_not"] for step in facts["steps"]] == reasons
+    assert [step.get("begins_context") for step in facts["steps"]] == [None, None, True, None]
+    assert facts["identity"]["run_from"] == "--run"
+
+
+@pytest.mark.parametrize("option", [[], ["--format", "json"]])
+def test_an_explanation_needs_no_lake_and_fits_a_terminal(tmp_path: Path, cli: Cli, option: list[str]) -> None:
+    write_lines(tmp_path / "f.jsonl", [episode(f"task {n}", steps=40) for n in range(3)])
+    out = cli("ingest", "--explain", "f.jsonl", *option).out
+    if option:
+        facts = json.loads(out)
+        assert (len(facts["steps"]), facts["all"]["episodes"]) == (40, 3)
+    else:
+        assert max(map(len, out.splitlines())) <= 80
+        assert "16 more" in out
+        assert "task      task 0, " in out
+    assert list(tmp_path.iterdir()) == [tmp_path / "f.jsonl"]
 
 
 # ---------------------------------------------------------------- counts
@@ -194,6 +264,8 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, cli: Cli) -> Non
     ("flags", "says"),
     [
         (["--watch", "--dry-run"], "--watch cannot be combined with --dry-run"),
+        (["--dry-run", "--explain"], "--dry-run cannot be combined with --explain"),
+        (["--record", "2"], "--record names"),
         (["--watch", "--query"], "--watch cannot be combined with --query"),
         (["--query", "--format", "jsonl"], "--query cannot be combined with --format"),
         (["--watch", "--format", "unheard"], "there is no format 'unheard'"),

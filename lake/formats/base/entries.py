@@ -1,8 +1,8 @@
 """Logs whose order of entries is not the order of a conversation: pieces of one answer, threads, trees, and rewinds.
 
 Each function returns objects with `entries`. Those of threads and branches also name their `relation` to the first one,
-and `begins`: the name of the thread, or the key of the first entry of the branch. Entries that a branch shares with an
-earlier one come in both, in the later with `is_copied`.
+and `begins`: the name of the thread, or the key of the first entry of the branch. A branch has all entries from the
+root on: those that it shares with an earlier branch come in both.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,31 @@ def split_runs(entries: list[Any], is_start: Read) -> list[dict[str, Any]]:
     return [{"entries": run} for run in runs]
 
 
-def split_threads(entries: list[Any], get_thread: Read) -> list[dict[str, Any]]:
-    """Split the entries of agents that work at the same time; entries without a thread are the main agent's."""
+def split_threads(entries: list[Any], get_thread: Read, is_decision: Read) -> list[dict[str, Any]]:
+    """Split the entries of agents that work at the same time; entries without a thread are the main agent's.
+
+    Threads without decisions are loose ends of the main agent's.
+    """
     threads: dict[Any, list[Any]] = {None: []}
     for entry in entries:
         threads.setdefault(get_thread(entry), []).append(entry)
-    main = {"entries": threads.pop(None)}
-    return [main, *({"entries": t, "relation": "subagent", "begins": name} for name, t in threads.items())]
+    main: dict[str, Any] = {"entries": threads.pop(None)}
+    agents = []
+    for name, thread in threads.items():
+        if any(map(is_decision, thread)):
+            agents.append({"entries": thread, "relation": "subagent", "begins": name})
+        else:
+            main["loose_ends"] = [*main.get("loose_ends", ()), *thread]
+    return [main, *agents]
+
+
+def split_agents(entries: list[Any], get_agent: Read, is_decision: Read) -> list[dict[str, Any]]:
+    """Return the entries once for each agent that decides in them, with its name and with `own` for those it wrote."""
+    agents = dict.fromkeys(get_agent(entry) for entry in entries if is_decision(entry))
+    return [
+        {"agent": agent, "entries": [entry | {"own": get_agent(entry) == agent} for entry in entries]}
+        for agent in agents
+    ]
 
 
 def split_tree(entries: list[Any], get_key: Read, get_parent: Read, is_decision: Read) -> list[dict[str, Any]]:
@@ -37,7 +55,8 @@ def split_tree(entries: list[Any], get_key: Read, get_parent: Read, is_decision:
     parents: list[int | None] = []
     for index, entry in enumerate(entries):
         is_root = get_key(entry) is not None and get_parent(entry) is None
-        parents.append(None if is_root or not index else positions.get(get_parent(entry), index - 1))
+        position = positions.get(get_parent(entry), index)
+        parents.append(None if is_root or not index else position if position < index else index - 1)
     return _list_branches(entries, parents, get_key, is_decision)
 
 
@@ -78,13 +97,12 @@ def _list_branches(
         path = [end]
         while (parent := parents[path[-1]]) is not None:
             path.append(parent)
-        own = [entries[index] for index in reversed(path) if index not in shared]
-        if any(is_decision(entry) for entry in own) or end == 0:
-            copies = [entries[index] | {"is_copied": True} for index in reversed(path) if index in shared]
-            fork = {"relation": "fork", "begins": get_key(own[0])} if branches else {}
-            branches.append({"entries": [*copies, *own]} | fork)
+        tail = [entries[index] for index in reversed(path) if index not in shared]
+        if any(is_decision(entry) for entry in tail):
+            fork = {"relation": "fork", "begins": get_key(tail[0])} if branches else {}
+            branches.append({"entries": [entries[index] for index in reversed(path)]} | fork)
         else:
-            loose_ends = own + loose_ends
+            loose_ends = tail + loose_ends
         shared.update(path)
     if branches and loose_ends:
         branches[0]["loose_ends"] = loose_ends

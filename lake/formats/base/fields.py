@@ -23,7 +23,7 @@ _SCORE_WORDS = frozenset(
 _NO_SCORE_WORDS = frozenset(("max", "maximum", "possible", "threshold", "weight"))
 """Words of names for what a score is compared with."""
 _BY_TEXT = Note("rule", "grouped by their prompts' text, because the file names neither groups nor truths", "rollout")
-_SPLIT = Note("rule", "in groups apart, because another key, truth or image of the file has their prompt", "rollout")
+_SPLIT = Note("rule", "in groups apart, because another group, truth or image has their prompt or task", "rollout")
 _INT32 = (1 << 31) - 1
 
 
@@ -105,27 +105,24 @@ def make_prompt_task_id(prompt: Any) -> str:
     return f"prompt-{ids.to_text(ids.text_hash(text))}"
 
 
-def split_prompt_group(
-    file: Input, task: str, *, collection_round: int | None = None, key: str | None = None, truth: Any = None
-) -> str:
-    """Return the task of a rollout whose source names it only by its prompt: other problems may have the same prompt.
+def split_group(file: Input, task: str, *, within: Any = None, key: str | None = None, truth: Any = None) -> str:
+    """Return the task of a rollout if several groups of its file may have one name: that of their prompt, say.
 
-    The first group of a prompt has the name `task`, further ones of the file and round `task-2`, `task-3`. The report
-    of the ingest says so.
+    The first group has the name `task`, further ones `task-2`, `task-3`. The report of the ingest says so.
 
     Args:
         file: the file, which remembers its groups.
-        task: the prompt's task (`make_prompt_task_id`).
-        collection_round: round of the rollout.
+        task: the name, of the prompt (`make_prompt_task_id`) or of the source.
+        within: what keeps groups of one task apart in any case: round and run.
         key: group that the source names.
         truth: what tells problems apart if there is no key, and no prompt shows: the ground truth, images.
     """
     group = key
     if key is None and truth not in (None, {}, []):
         group = msgspec.json.encode(truth, order="deterministic").decode()
-    if group is None:
-        file.notes[_BY_TEXT] += 1
-    groups = file.memory.setdefault("prompt_groups", {}).setdefault((task, collection_round), {})
+    if group is None and (index := file.next_index("by text", task, within)):
+        file.notes[_BY_TEXT] += 1 + (index == 1)  # the first one has siblings now
+    groups = file.memory.setdefault("prompt_groups", {}).setdefault((task, within), {})
     number = groups.setdefault(group, len(groups)) + 1
     if number == 1:
         return task

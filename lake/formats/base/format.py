@@ -218,6 +218,8 @@ class Format:
     """Its fields are a record's, so no rule changes them (`lake.formats.base.rules`)."""
     location: str | None = None
     """Path of the declaration, for a format that a user declared."""
+    has_copies: bool = False
+    """Its tool writes the history of a session again into other files (`lake.formats.chat.sessions`)."""
     run_folder: RunFolder | None = None
     """Finds the folder that stands for the run when a file is one part of it, such as an episode or a training step.
     None: a file is a run."""

@@ -26,7 +26,7 @@ WEIGHTS = (
 """Keys whose 0 or false excludes a message or a row from training; a list has an entry for each message."""
 IGNORES = ("ignore", "ignored", "masked", "is_masked")
 """Keys whose true excludes it."""
-_EXCLUSIONS = frozenset((*WEIGHTS, *IGNORES))
+EXCLUSIONS = frozenset((*WEIGHTS, *IGNORES))
 _LOSS_WORDS = frozenset(("loss", "mask", "masks", "masked", "unmasked", "train", "trained", "trainable", "ignore"))
 _OTHER_MASKS = frozenset(
     # Of tokens, or written after training; and which split a row is of.
@@ -54,8 +54,8 @@ def apply_rules(record: EpisodeRecord, file: Input) -> bool:
         file.notes[_SET_ASIDE] += 1
     if extra:
         _exclude_steps(record, extra)
-    names = {name for fields in (extra, *(step.extra or {} for step in record.steps)) for name in _list_unknown(fields)}
-    for name in names:
+    holders = [extra, *[step.extra for step in record.steps if step.extra]]
+    for name in {name for fields in holders for name in filter(_is_unknown_mask, fields) if _has_flags(fields[name])}:
         rule = f"trained on, although {name!r} may exclude some: its meaning is unknown"
         file.notes[Note("rule", rule, "episode")] += 1
     return True
@@ -71,7 +71,7 @@ def is_padding(row: dict[str, Any]) -> bool:
 
 def is_excluded(message: dict[str, Any]) -> bool:
     """Return whether a message says that it is not trained on."""
-    if _EXCLUSIONS.isdisjoint(message):
+    if EXCLUSIONS.isdisjoint(message):
         return False
     return any(_is_off(message.get(key)) for key in WEIGHTS) or any(message.get(key) is True for key in IGNORES)
 
@@ -96,7 +96,7 @@ def _set_return_aside(record: EpisodeRecord) -> None:
 
 def _exclude_steps(record: EpisodeRecord, row: dict[str, Any]) -> None:
     """Exclude the decisions that a row excludes: all of them by a flag, single ones by a list."""
-    if _EXCLUSIONS.isdisjoint(row):
+    if EXCLUSIONS.isdisjoint(row):
         return
     # The number that a trainer logged as `loss` is no flag.
     flags = {key: flag for key, flag in row.items() if key != "loss" or isinstance(flag, bool | list)}
@@ -126,14 +126,10 @@ def _align_weights(record: EpisodeRecord, count: int) -> Iterator[int]:
             yield index
 
 
-def _list_unknown(fields: dict[str, Any]) -> Iterator[str]:
-    """List the keys that sound like a mask and hold flags, and have no known meaning."""
-    return (name for name, field in fields.items() if _is_unknown_mask(name) and _has_flags(field))
-
-
 @lru_cache(4096)
 def _is_unknown_mask(name: str) -> bool:
-    is_known = name in _EXCLUSIONS or name in _OTHER_MASKS
+    """Return whether a key sounds like a mask and has no known meaning."""
+    is_known = name in EXCLUSIONS or name in _OTHER_MASKS
     return not is_known and not _LOSS_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 

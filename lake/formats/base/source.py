@@ -81,8 +81,9 @@ class Input:
 
     def reopen(self, run_id: str) -> "Input":
         """Return the file for a reading from its start, with the same options, into a run."""
-        options = {"is_strict": self.is_strict, "errors_count": self.errors_count}
-        return Input(self.path, run_id, may_grow=self.may_grow, **options)
+        return Input(
+            *(self.path, run_id), may_grow=self.may_grow, is_strict=self.is_strict, errors_count=self.errors_count
+        )
 
     def next_index(self, *key: Any) -> int:
         """Return 0, 1, 2, ... for every key: rollout indices where the source has none."""

@@ -17,7 +17,7 @@ unless `REWARD_OF` names a scorer.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -29,8 +29,15 @@ from lake.formats.base.format import FileHead
 from lake.formats.base.json_array import Rewriter
 from lake.formats.base.rows import ShapeError
 from lake.formats.base.source import Input
-from lake.formats.chat.messages import ChatDecisions, Message, join_text, make_tool_call, parse_chat, report_unknown_keys
-from lake.formats.tracing.payloads import is_part, join_parts, to_messages
+from lake.formats.chat.messages import (
+    ChatDecisions,
+    Message,
+    is_assistant,
+    join_text,
+    make_tool_call,
+    parse_chat,
+)
+from lake.formats.tracing.payloads import is_part, join_parts, report_unknown_keys, to_messages
 from lake.records import EpisodeRecord
 
 _decode = msgspec.json.Decoder().decode
@@ -108,9 +115,11 @@ def decode_json_text(text: str) -> Any:
     return decoded if Rewriter().compare(encoded, decoded)[0] else None
 
 
-def parse_answers_from(messages: Sequence[Message], start: int = 0, *, location: str) -> ChatDecisions:
+def parse_answers_from(
+    messages: Sequence[Message], start: int = 0, *, location: str, is_decision: Callable[[Message], bool] = is_assistant
+) -> ChatDecisions:
     """Parse a chat whose decisions begin at message `start`; earlier answers are history, and observed."""
-    chat = parse_chat(messages, location=location)
+    chat = parse_chat(messages, is_decision=is_decision, location=location)
     history = sum(index < start for index in chat.message_indices) if start else 0
     if history == len(chat.steps) > 0:
         chat = ChatDecisions(initial_messages=list(messages))

@@ -22,9 +22,8 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.rows import ShapeError, report_unknown
+from lake.formats.base.rows import ShapeError
 from lake.formats.base.rules import is_excluded
-from lake.formats.base.source import Input
 from lake.records import StepRecord
 
 Message = dict[str, Any]
@@ -34,44 +33,6 @@ _TEXT_PARTS = frozenset(("text", "input_text", "output_text", "summary_text", "r
 _TYPED_KEYS = (("tool_calls", list), ("reasoning_content", str))
 _COLUMN_KEYS = frozenset(("role", "content", "tool_calls", "reasoning_content"))
 """Keys of a decision's message that have a column."""
-
-
-KNOWN_KEYS = frozenset(
-    # Chat APIs and their engines.
-    (
-        *("role", "content", "name", "id", "type", "tool_calls", "tool_call_id", "function_call", "is_error", "status"),
-        *("reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks", "signature", "refusal"),
-        *("annotations", "audio", "parts", "phase", "logprobs", "finish_reason", "stop_reason", "model", "usage"),
-        *("provider_specific_fields", "cache_control", "created_at", "timestamp", "metadata", "images", "videos"),
-        # Data sets.
-        *("value", "text", "system_prompt", "weight", "loss_weight", "train", "training", "trainable", "loss"),
-        *("loss_mask", "step_loss_mask", "ignore", "tools", "token_ids", "prompt_token_ids", "generation_token_ids"),
-        *("generation_log_probs", "token_mask", "advantages", "reward"),
-        # LangChain.
-        *("additional_kwargs", "response_metadata", "usage_metadata", "invalid_tool_calls", "artifact", "example"),
-        # Ours, on messages that come back from an export.
-        *("signatures", "tool_call_details", "choices", "item", "item_ids", "extra"),
-    )
-)
-"""Keys of a message that readers of chats know."""
-_RESULT_PARTS = frozenset(("tool_result", "tool-result", "tool_call_response", "function_call_output"))
-_KNOWN_PARTS = _RESULT_PARTS | frozenset(
-    (
-        *("text", "input_text", "output_text", "summary_text", "refusal", "reasoning", "thinking", "redacted_thinking"),
-        *("tool_call", "tool_use", "tool-call", "function_call", "custom_tool_call", "custom_tool_call_output"),
-        *("server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_search_call"),
-        *("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url", "file"),
-        *("file_url", "input_file", "document", "tool_reference", "container_upload"),
-    )
-)
-"""Types of parts that readers of chats know; those without text stay parts."""
-_KNOWN_RESULT_KEYS = frozenset(
-    (
-        *("type", "id", "name", "toolName", "tool_call_id", "call_id", "tool_use_id", "toolCallId", "toolUseId"),
-        *("is_error", "isError", "status", "content", "output", "result", "response", "text", "cache_control"),
-    )
-)
-"""Keys of a tool's result; the others would be lost."""
 
 
 class ChatDecisions(msgspec.Struct):
@@ -166,23 +127,6 @@ def check_message(message: Any, location: str) -> Message:
         if message.get(key) is not None and not isinstance(message[key], valid):
             raise ShapeError(f"`{location}.{key}` is {type(message[key]).__name__}; valid: {valid.__name__}")
     return message
-
-
-def report_unknown_keys(file: Input, message: Any) -> None:
-    """Report the keys and the types of parts of a message, as its source wrote it, that no reader of chats knows.
-
-    Raises:
-        UnsupportedError: the ingest is strict, and there is one.
-    """
-    if not isinstance(message, dict):
-        return
-    report_unknown(file, "message", message.keys() - KNOWN_KEYS)
-    for part in message["content"] if isinstance(message.get("content"), list) else ():
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in _KNOWN_PARTS:
-            report_unknown(file, "part of type", [kind])
-        elif kind in _RESULT_PARTS:
-            report_unknown(file, f"{kind} part", part.keys() - _KNOWN_RESULT_KEYS)
 
 
 def join_text(content: Any, between: str = "") -> str:

@@ -6,7 +6,7 @@ are not damage: they become escapes. For speed, lines are decoded once and not e
 stored is each line examined again, and lines with too deep nesting are lost like damaged ones.
 
 **Copied context.** Tools write the history of a session again: into the file of a fork, a sub-agent or a resumed
-session, or a second time into the same file. A response counts once. Its id identifies it (`list_response_keys`), and
+session, or a second time into the same file. A response counts once. Its id identifies it (`list_responses`), and
 its first occurrence owns it; each further one is copied context, which is not trained on and whose tokens do not count.
 
 * If a file names the session that it copied from, or the turns of its copies, its copies never own a response.
@@ -34,7 +34,7 @@ from lake.formats.base.json_array import Element, Rewriter, find_not_a_number
 from lake.formats.base.rows import UnsupportedError, complete_record, explain_error, is_array, read_array_values
 from lake.formats.base.source import Input, is_cut_line, read_lines, reject_line
 from lake.formats.chat.messages import INSTRUCTIONS, ChatDecisions, Message, describe_state, is_assistant
-from lake.records import EpisodeRecord, Reject, SpanRecord, StepRecord, excerpt, format_record, printable
+from lake.records import EpisodeRecord, Reject, SpanRecord, excerpt, format_record, printable
 
 Line = tuple[int, dict[str, Any]]
 """The number of a line from 1, and its object."""
@@ -46,7 +46,7 @@ _SHAPE_ERRORS = (*_NOT_DECODED, TypeError, LookupError, AttributeError, Overflow
 _HALF_PAIR = re.compile(rb"\\[uU][dD][89a-fA-F]")
 """The escape of one half of a surrogate pair, alone or not."""
 _USAGE = ("prompt_tokens", "completion_tokens", "cost")
-_RESPONSE_KEYS = ("response_id", "message_id")
+RESPONSE_KEYS = ("response_id", "message_id")
 """Keys of `steps.extra` for the id that the API gave a response."""
 _MAJOR = re.compile(r"v?(\d{1,9})\b")
 
@@ -270,21 +270,28 @@ def _sum_usage(record: EpisodeRecord) -> dict[str, Any]:
     return {name: None if None in column or not column else sum(column) for name, column in numbers.items()}
 
 
-ResponseKey = tuple[str, datetime | bytes]
-"""The id of a response, with its time or its content."""
+ResponseKey = tuple[str, int | None, int | None, datetime | bytes]
+"""The id of a response, its numbers of tokens, and its time or its content."""
 
 
-def list_response_keys(step: StepRecord) -> list[ResponseKey]:
-    """Return the keys of the response that a step is, of which one suffices to identify it; none without an id.
+def list_responses(record: EpisodeRecord) -> list[tuple[int, list[ResponseKey]]]:
+    """Return the steps of a record that are responses with an id, copies included, with their keys.
 
-    The id alone does not: some servers give all responses the same one.
+    One key suffices to identify a response. The last one has its content: an id with several contents identifies no
+    response, because some servers give all of them the same one.
     """
-    extra = step.extra or {}
-    response = next((extra[key] for key in _RESPONSE_KEYS if extra.get(key) is not None), None)
-    if not isinstance(response, str):
-        return []
-    times: list[datetime | bytes] = [] if step.started_at is None else [step.started_at]
-    return [(response, part) for part in (*times, msgspec.json.encode((step.action, step.tool_calls)))]
+    responses: list[tuple[int, list[ResponseKey]]] = []
+    contents: dict[str, set[bytes]] = {}
+    for index, step in enumerate(record.steps):
+        extra = step.extra or {}
+        name = next((extra[key] for key in RESPONSE_KEYS if extra.get(key) is not None), None)
+        if isinstance(name, str):
+            content = msgspec.json.encode((step.action, step.tool_calls))
+            contents.setdefault(name, set()).add(content)
+            parts: list[datetime | bytes] = [content] if step.started_at is None else [step.started_at, content]
+            keys = [(name, step.prompt_tokens, step.completion_tokens, part) for part in parts]
+            responses.append((index, keys))
+    return [(index, keys) for index, keys in responses if len(contents[keys[0][0]]) == 1]
 
 
 def mark_copies(records: Iterable[EpisodeRecord]) -> None:
@@ -292,15 +299,17 @@ def mark_copies(records: Iterable[EpisodeRecord]) -> None:
     owned = set[ResponseKey]()
     for record in records:
         copied = []
-        for index, step in enumerate(record.steps):
-            if not step.is_copied_context and (keys := list_response_keys(step)):
+        for index, keys in list_responses(record):
+            if not record.steps[index].is_copied_context:
                 copied += [index] if keys[-1] in owned else []
                 owned.add(keys[-1])
         mark_copied_steps(record, copied)
 
 
-def mark_copied_steps(record: EpisodeRecord, indices: Iterable[int]) -> None:
+def mark_copied_steps(record: EpisodeRecord, indices: Collection[int]) -> None:
     """Mark steps as copied context, and take their tokens and cost out of the sums of the record."""
+    if not indices:
+        return
     before = _sum_usage(record)
     for index in indices:
         record.steps[index].is_copied_context, record.steps[index].trainable = True, False
@@ -341,7 +350,8 @@ def open_contexts(chat: ChatDecisions, starts: Callable[[Message], bool]) -> Non
         replaced, since = step.context[:index], step.context[index:]
         step.context = [*instructions, *since]
         step.state, step.state_role, step.state_is_error = describe_state(since)
-        step.extra = {"history": "rewritten"} | ({"replaced_context": replaced} if replaced else {}) | (step.extra or {})
+        notes: dict[str, Any] = {"history": "rewritten"} | ({"replaced_context": replaced} if replaced else {})
+        step.extra = notes | (step.extra or {})
 
 
 def is_waiting(chat: ChatDecisions, calls: Collection[str]) -> bool:

@@ -32,12 +32,18 @@ if TYPE_CHECKING:
     from lake.formats.declared.reader import CompiledDeclaration
 
 FOLDER = Path(__file__).parent
-_EPISODE_FIELDS = (frozenset(EpisodeRecord.__struct_fields__) | {"identity"}) - {
+_EPISODE_FIELDS = (frozenset(EpisodeRecord.__struct_fields__) | {"identity", "group", "parent"}) - {
     "steps",
     "spans",
     "scores",
     "source_format",
 }
+_SPAN_FIELDS = frozenset(
+    (
+        *("list", "trace", "id", "parent", "name", "kind", "start", "end", "error", "input", "output", "agent"),
+        *("model", "tools", "sampling", "prompt_tokens", "completion_tokens", "cost", "call_id", "scores"),
+    )
+)
 _RUN_FOLDERS: dict[str | None, RunFolder | None] = {
     None: None,
     "parent": get_parent_folder,
@@ -56,10 +62,18 @@ class Declaration:
             raise FormatError(f"the declaration {path} cannot be read: {error.strerror}") from error
         except (msgspec.MsgspecError, ValueError) as error:
             raise FormatError(f"the declaration {path} is not valid: {error}; see the guide on own formats") from error
-        unknown = next((name for name in self.document.episode if name not in _EPISODE_FIELDS), None)
-        if unknown is not None:
-            valid = ", ".join(sorted(_EPISODE_FIELDS))
-            raise FormatError(f"the declaration {path} has `episode.{unknown}`; valid: {valid}")
+        for section, names, known in (
+            ("episode", self.document.episode, _EPISODE_FIELDS),
+            ("spans", self.document.spans, _SPAN_FIELDS),
+        ):
+            unknown = next((name for name in names if name not in known), None)
+            if unknown is not None:
+                valid = ", ".join(sorted(known))
+                raise FormatError(f"the declaration {path} has `{section}.{unknown}`; valid: {valid}")
+        if self.document.spans and not self.document.spans.keys() >= {"list", "trace", "id"}:
+            raise FormatError(
+                f"the declaration {path} has no `spans.list`, `spans.trace` or `spans.id`; give all three"
+            )
 
     @cached_property
     def compiled(self) -> "CompiledDeclaration":
@@ -81,6 +95,7 @@ class Declaration:
             self.read,
             self.find_without,
             is_whole=self.document.whole,
+            has_copies=self.document.whole,
             run_folder=_RUN_FOLDERS[run] if run in _RUN_FOLDERS else find_folder_above(str(run)),
             location=location,
         )

@@ -30,16 +30,6 @@ from lake.formats.tracing.payloads import (
 )
 from lake.records import TokensRecord
 
-SPAN_FIELDS = frozenset(
-    (
-        *("list", "trace", "id", "parent", "name", "kind", "start", "end", "error", "input", "output", "agent"),
-        *("model", "tools", "sampling", "prompt_tokens", "completion_tokens", "cost", "call_id", "scores"),
-    )
-)
-"""The keys of `[spans]`."""
-PLACE_FIELDS = ("id", "parent", "name", "start", "end")
-"""Those that a row of `spans` has a column for."""
-
 
 class CallLog(msgspec.Struct):
     """The decisions of a log of calls, with the tools and settings of its requests."""

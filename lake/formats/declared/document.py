@@ -38,12 +38,21 @@ class Companion(msgspec.Struct, forbid_unknown_fields=True):
     of: str = "@"
 
 
+class FilesBeside(msgspec.Struct, forbid_unknown_fields=True):
+    """Files of lines next to a file, whose lines join its groups; `where` holds for one of their first lines."""
+
+    files: str
+    where: str
+
+
 class Reading(msgspec.Struct, forbid_unknown_fields=True):
     """The values of a file, and the rollouts in them."""
 
     unit: Literal["value", "file"] = "value"
     each: str = "@"
     group: str | None = None
+    pieces: str = "@"
+    beside: FilesBeside | None = None
     query: str | None = None
     record: str | None = None
     entry: str | None = None
@@ -56,15 +65,36 @@ class MessageRule(msgspec.Struct, forbid_unknown_fields=True):
     make: list[str] = []
     where: str = "@"
     skip: bool = False
+    omit: list[str] = []
+    """Fields that are not kept."""
     context: Literal["new"] | None = None
+
+
+class EntrySplit(msgspec.Struct, rename={"entries": "list"}, forbid_unknown_fields=True):
+    """A list in an entry; each of its elements for which `where` holds begins another entry."""
+
+    entries: str
+    where: str
 
 
 class MessageMapping(msgspec.Struct, forbid_unknown_fields=True, rename={"entries": "list"}):
     """The entries of a rollout, and the rules that turn them into messages."""
 
     entries: str = "messages"
+    split: EntrySplit | None = None
     prompt: str | None = None
     rules: list[MessageRule] = []
+    omit: list[str] = []
+    """Fields of the rollout that are not kept: its entries have them."""
+
+
+class CallMapping(msgspec.Struct, forbid_unknown_fields=True, rename={"entries": "list"}):
+    """The calls of a rollout, each with its complete prompt."""
+
+    entries: str
+    prompt: str
+    answer: str
+    step: str = "`{}`"
 
 
 class DeclarationDocument(msgspec.Struct, forbid_unknown_fields=True):
@@ -78,6 +108,10 @@ class DeclarationDocument(msgspec.Struct, forbid_unknown_fields=True):
     read: Reading = msgspec.field(default_factory=Reading)
     episode: dict[str, str | MappedField] = {}
     scores: dict[str, str] = {}
+    calls: CallMapping | None = None
+    capture: str | None = None
+    """What to do so that prompts and answers are in the file, for the report of the ingest."""
+    spans: dict[str, str] = {}
     whole: bool = False
     run: str | None = None
     without: list[FileWithout] = []

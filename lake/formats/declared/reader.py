@@ -10,8 +10,8 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from jmespath.exceptions import JMESPathError
 from jmespath.functions import Functions, signature
 
 from lake.formats.base.archives import connect_read_only
-from lake.formats.base.entries import split_rewinds, split_runs, split_threads, split_tree
+from lake.formats.base.entries import split_agents, split_rewinds, split_runs, split_threads, split_tree
 from lake.formats.base.fields import (
     ScoreList,
     as_object,
@@ -31,13 +31,15 @@ from lake.formats.base.fields import (
     parse_finite,
     parse_number,
     parse_time,
-    split_prompt_group,
+    split_group,
 )
 from lake.formats.base.format import FileHead, Item, read_head_or_other
 from lake.formats.base.json_array import Element
 from lake.formats.base.rows import (
     ShapeError,
+    add_note,
     convert_value,
+    find_element_problem,
     group_pieces,
     make_element,
     make_episode_text_id,
@@ -46,21 +48,22 @@ from lake.formats.base.rows import (
     read_with_partial,
     report_unknown,
 )
-from lake.formats.base.source import Input, get_stem, read_lines
+from lake.formats.base.source import Input, Note, get_stem, read_lines
 from lake.formats.chat.completions import Lineage
 from lake.formats.chat.data_sets import normalise_messages, parse_answers_from
-from lake.formats.chat.messages import Message, join_text, make_tool_call
+from lake.formats.chat.messages import Message, is_assistant, join_text, make_tool_call
 from lake.formats.chat.sessions import mark_copies, open_contexts, order_results, set_chat_fields
 from lake.formats.declared.calls import CallLog, build_calls, build_span, build_tokens, make_score
 from lake.formats.declared.document import DeclarationDocument, MappedField, MessageRule, Recognition
 from lake.formats.tracing.episodes import Score, Span, Trace, build_episodes
-from lake.records import EpisodeRecord, Reject, StepRecord, excerpt
+from lake.records import EpisodeRecord, Reject, StepRecord
 
 _COMPANIONS = 20_000
 """Files that a declaration may read next to one file."""
+_OBSERVED = "observed"
+"""Key of a made message that an assistant did not write now: it is context of the decisions after it."""
 _OPENS = "opens_context"
 """Key of a made message with which the context starts again."""
-_UNSTORABLE = (UnicodeEncodeError, ValueError, TypeError, OverflowError, RecursionError)
 _STEP_FIELDS = frozenset(StepRecord.__struct_fields__) - {"context", "extra", "state", "action"}
 
 # ---------------------------------------------------------------- expressions
@@ -69,7 +72,7 @@ FieldPath = tuple[str, ...]
 """Keys from a value to a field in it; `*` stands for each element of a list."""
 ROOT = "\0root"
 """The first key of the path to a field of the whole value, from the rollout in it."""
-_LEAVES: dict[str, FieldPath] = {"current": (), "identity": (), "index": ("*",)}
+_LEAVES: dict[str, FieldPath] = {"current": (), "identity": (), "slice": (), "index": ("*",)}
 """Paths of the nodes that have no children."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
@@ -194,10 +197,15 @@ class ExpressionFunctions(Functions):  # type: ignore[misc]
         start = keys.index(first)
         return entries[start : keys.index(end, start) if end in keys[start:] else None]
 
-    @_takes(_LIST, _FIELD)
-    def _func_threads(self, entries: list[Any], thread: Any) -> list[Any]:
+    @_takes(_LIST, _FIELD, _FIELD)
+    def _func_threads(self, entries: list[Any], thread: Any, is_decision: Any) -> list[Any]:
         """Return `entries` of the main agent, then those of each other one; the field names it."""
-        return split_threads(entries, _read(thread))
+        return split_threads(entries, _read(thread), lambda entry: is_true(_read(is_decision)(entry)))
+
+    @_takes(_LIST, _FIELD, _FIELD)
+    def _func_agents(self, entries: list[Any], agent: Any, is_decision: Any) -> list[Any]:
+        """Return `agent` and `entries`, those of the agent with `own`, for each agent that decides in a list."""
+        return split_agents(entries, _read(agent), lambda entry: is_true(_read(is_decision)(entry)))
 
     @_takes(_LIST, _FIELD, _FIELD, _FIELD)
     def _func_tree(self, entries: list[Any], key: Any, parent: Any, is_decision: Any) -> list[Any]:
@@ -262,7 +270,7 @@ def _find_paths(node: dict[str, Any], reads: set[FieldPath]) -> list[FieldPath]:
         return results
     if kind == "function_expression" and node["value"] == "root":
         return [(ROOT,)]
-    if kind in ("flatten", "slice"):
+    if kind == "flatten":
         return _find_paths(children[0], reads) if children else [()]
     if kind == "or_expression":
         return [path for child in children for path in _find_paths(child, reads)]
@@ -311,7 +319,7 @@ class _DeclaredFile:
         """Read the values of a file, each with whether it is the readable part of a cut document."""
         file, reading = self._file, self._declaration.document.read
         items: Iterator[Element | Reject]
-        if reading.query is not None:
+        if reading.query is not None and read_head_or_other(file.path).kind == "sqlite":
             items = _read_query(file, reading.query)
         elif reading.record is not None:
             items = _read_text(file, re.compile(reading.record), re.compile(reading.entry or "(?P<text>.*)"))
@@ -333,16 +341,12 @@ class _DeclaredFile:
 
         def split() -> Iterator[tuple[str, bytes]]:
             for item in read_values(self._file):
-                if isinstance(item, Reject) or (problem := find_element_problem(item)):
-                    rejects.append(item if isinstance(item, Reject) else replace(item, problem=problem))
-                    continue
-                pieces = self._encode_pieces(item, item.index)
+                pieces = [] if isinstance(item, Reject) else self._encode_pieces(item, item.index)
                 yield from pieces
                 rejects.extend([] if pieces else [item])
             for path in self._list_files_beside():
                 for item in read_values(Input(path, self._file.run_id)):
-                    with suppress(*_UNSTORABLE):
-                        yield from [] if isinstance(item, Reject) or item.problem else self._encode_pieces(item, -1)
+                    yield from [] if isinstance(item, Reject) else self._encode_pieces(item, -1)
 
         for _, pieces in group_pieces(split()):
             lines = [msgspec.json.decode(piece) for piece in pieces]
@@ -356,15 +360,18 @@ class _DeclaredFile:
             )
 
     def _encode_pieces(self, item: Element, position: int) -> list[tuple[str, bytes]]:
-        """Return the pieces of a value with their groups; none if one has no group."""
-        functions, pieces = self._functions, self._declaration.pieces.search(item.value, self._functions)
-        pieces = pieces if isinstance(pieces, list) else [pieces]
-        keys = [self._declaration.group.search(piece, functions) for piece in pieces]
-        if None in keys:
-            return []
-        return [
-            (json.dumps(key), msgspec.json.encode((position, piece))) for key, piece in zip(keys, pieces, strict=True)
-        ]
+        """Return the pieces of a value with their groups; none if it is invalid, which is noted, or has no group."""
+        functions = self._functions
+        item.problem = find_element_problem(item)
+        try:
+            values = [] if item.problem else self._declaration.pieces.search(item.value, functions)
+            pieces = values if isinstance(values, list) else [values]
+            keys = [self._declaration.group.search(piece, functions) for piece in pieces]
+        except ShapeError as error:
+            item.problem, keys = str(error), [None]
+        encode = msgspec.json.encode
+        pairs = [] if None in keys else zip(keys, pieces, strict=True)
+        return [(json.dumps(key), encode((position, piece))) for key, piece in pairs]
 
     def _list_files_beside(self) -> Iterator[Path]:
         """Yield the files whose lines join the groups of this one."""
@@ -397,6 +404,7 @@ class _DeclaredFile:
             extra={"trace": rest} if rest else {},
             **({"task_id": trace_id} | {name: fields.pop(name) for name in names}),
         )
+        trace.capture_setting = compiled.document.capture or trace.capture_setting
         if identity is not None:
             trace.rollout_index = hash_rollout_index(str(identity))
         records = build_episodes(trace, self._file, compiled.document.name)
@@ -431,7 +439,8 @@ class _DeclaredFile:
             targets = of.search(value, self._functions)
             for target in targets if isinstance(targets, list) else [targets]:
                 if isinstance(target, dict):
-                    target[companion.into] = _read_companions(self._file.path.parent, companion.files, target)
+                    documents = _read_companions(self._file.path.parent, companion.files, target)
+                    target.update({companion.into: documents} if documents else {})
         rollouts = self._declaration.each.search(value, self._functions)
         is_nested = self._declaration.document.read.each != "@"
         outside = omit_paths(value, self._declaration.outer_paths) if is_nested else None
@@ -456,11 +465,13 @@ class _DeclaredFile:
         entries = compiled.entries.search(rollout, functions)
         if entries is not None and not isinstance(entries, list):
             raise ShapeError(f"`{compiled.entries.text}` is {type(entries).__name__}; valid: a list")
-        log, skipped, unknown = self._read_chat(rollout, entries or [])
+        entries = [piece for entry in entries or () for piece in self._split_entry(entry)]
+        log, skipped, unknown = self._read_chat(rollout, entries)
         chat, lineage = log.chat, Lineage()
         for index, step in enumerate(chat.steps):
             _set_step_fields(step, index, lineage)
         fields = {name: self._read_field(name, rollout) for name in compiled.episode}
+        parent = fields.pop("parent", None)
         identity, group = (
             field if isinstance(field, str | None) else json.dumps(field)
             for field in (fields.pop("identity", None), fields.pop("group", None))
@@ -471,6 +482,9 @@ class _DeclaredFile:
         for name, field in fields.items():
             if field is not None:
                 setattr(record, name, _convert_field(EpisodeRecord, name, field))
+        if parent is not None:
+            key = EpisodeRecord(task_id=parent, steps=[], run_id=record.run_id, source_format=record.source_format)
+            record.parent_episode_id = make_episode_text_id(key, self._file)
         extra = record.extra or {} if "extra" in fields else as_object(omit_paths(rollout, compiled.paths))
         extra |= {"events": skipped} if skipped else {}
         record.extra = extra | ({"unknown_entries": unknown} if unknown else {}) or None
@@ -484,8 +498,8 @@ class _DeclaredFile:
             record.task_id = make_prompt_task_id(question) if question else identity or get_stem(self._file.path)
             if question and (group is not None or record.ground_truth is not None) and not compiled.document.whole:
                 task, truth = record.task_id, record.ground_truth
-                record.task_id = split_prompt_group(
-                    self._file, task, collection_round=record.collection_round, key=group, truth=truth
+                record.task_id = split_group(
+                    self._file, task, within=record.collection_round, key=group, truth=truth
                 )
         if identity is not None:
             record.rollout_index = hash_rollout_index(identity)
@@ -503,6 +517,16 @@ class _DeclaredFile:
         key = field if isinstance(field, str) else json.dumps(field)
         return mapped.map.get(key, mapped.default)
 
+    def _split_entry(self, entry: Any) -> list[Any]:
+        """Split an entry before each element of a list in it that begins another one."""
+        name, where = self._declaration.split or ("", None)
+        elements = as_object(entry).get(name)
+        if where is None or not isinstance(elements, list):
+            return [entry]
+        runs = split_runs(elements, lambda element: is_true(where.search(element, self._functions)))
+        pieces = [entry | {name: run["entries"], "piece": index} for index, run in enumerate(runs)]
+        return pieces if len(pieces) > 1 else [entry]
+
     def _read_chat(self, rollout: Any, entries: list[Any]) -> tuple[CallLog, list[Any], list[Any]]:
         """Return the decisions of a rollout, the entries that are known to be none, and the unknown ones."""
         compiled, functions = self._declaration, self._functions
@@ -511,8 +535,10 @@ class _DeclaredFile:
             prompt = compiled.prompt.search(rollout, functions) if compiled.prompt else None
             before = normalise_messages(prompt, "the prompt") if prompt else []
             messages = [*before, *order_results(messages)]
-            chat = parse_answers_from(messages, len(before), location=compiled.entries.text)
+            chat = parse_answers_from(messages, len(before), location=compiled.entries.text, is_decision=_is_decision)
             open_contexts(chat, lambda message: message.pop(_OPENS, False))
+            for message in (*chat.initial_messages, *chat.final_observation):
+                message.pop(_OPENS, None)
             return CallLog(chat), skipped, unknown
         fields = [
             {name: expression.search(entry, functions) for name, expression in compiled.calls.items()}
@@ -520,6 +546,9 @@ class _DeclaredFile:
             for entry in entries
         ]
         log = build_calls(fields, compiled.entries.text)
+        if compiled.document.capture is not None:
+            for _ in (step for step in log.chat.steps if "not_recorded" in (step.extra or {})):
+                add_note(self._file, Note("unrecorded", compiled.document.capture, "prompt"))
         return log, log.unanswered, []
 
     def _make_messages(self, entries: list[Any]) -> tuple[list[Message], list[Any], list[Any]]:
@@ -582,6 +611,8 @@ class CompiledDeclaration:
         self.group = Expression(document.read.group or "null", "read.group")
         self.entries = Expression(document.messages.entries, "messages.list")
         self.pieces = Expression(document.read.pieces, "read.pieces")
+        split = document.messages.split
+        self.split = None if split is None else (split.entries, Expression(split.where, "messages.split.where"))
         if document.read.beside is not None:
             self.where[document.read.beside.where] = Expression(document.read.beside.where, "read.beside.where")
         self.calls: dict[str, Expression] | None = None
@@ -607,6 +638,7 @@ class CompiledDeclaration:
         self.rules = [self._compile_rule(rule, index) for index, rule in enumerate(document.messages.rules)]
         expressions = [self.entries, *(pair[0] for pair in self.episode.values()), *self.scores.values()]
         expressions += [] if self.prompt is None else [self.prompt]
+        expressions += [Expression(text, "messages.omit") for text in document.messages.omit]
         self.paths = frozenset(path for expression in expressions for path in expression.paths)
 
     def fits(self, head: FileHead, recognition: Recognition) -> bool:
@@ -628,8 +660,13 @@ class CompiledDeclaration:
     def _compile_rule(self, rule: MessageRule, index: int) -> _CompiledRule:
         where = Expression(rule.where, f"messages.rules[{index}].where")
         make = [Expression(text, f"messages.rules[{index}].make") for text in rule.make]
-        paths = frozenset(path for expression in (where, *make) for path in expression.paths if path)
+        omit = [Expression(text, f"messages.rules[{index}].omit") for text in rule.omit]
+        paths = frozenset(path for expression in (where, *make, *omit) for path in expression.paths if path)
         return _CompiledRule(where, make, rule.skip, rule.context, paths)
+
+
+def _is_decision(message: Message) -> bool:
+    return is_assistant(message) and not message.get(_OBSERVED)
 
 
 def _is_same_response(before: Message, message: Message) -> bool:
@@ -642,12 +679,18 @@ def _join_pieces(before: Message, message: Message) -> None:
     """Add a piece of a response to the piece before it."""
     for key, field in message.items():
         earlier = before.get(key)
-        if key in ("content", "reasoning_content") and earlier and field:
-            before[key] = f"{earlier}{field}" if isinstance(earlier, str) and isinstance(field, str) else field
-        elif isinstance(earlier, list | dict) and type(earlier) is type(field):
-            before[key] = [*earlier, *field] if isinstance(field, list) else earlier | field
-        elif field:
-            before[key] = field
+        if isinstance(earlier, dict) and isinstance(field, dict):
+            before[key] = earlier | field
+        elif not earlier or key not in ("content", "reasoning_content", "tool_calls"):
+            before[key] = field or earlier
+        elif isinstance(earlier, str) and isinstance(field, str):
+            before[key] = earlier + field
+        else:
+            before[key] = [*_as_parts(earlier), *_as_parts(field)]
+
+
+def _as_parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
 
 
 def _as_list(made: Any) -> list[dict[str, Any]]:
@@ -676,6 +719,12 @@ _TIMES = frozenset(("started_at", "ended_at"))
 _REALS = frozenset(("env_return", "reward", "cost", "latency", "value_estimate", "final_value_estimate"))
 
 
+@cache
+def _list_types(record: type) -> dict[str, Any]:
+    """Return the types of a record's fields."""
+    return {field.name: field.type for field in msgspec.structs.fields(record)}
+
+
 def _convert_field(record: type, name: str, field: Any) -> Any:
     """Return a field with the type of its column. Raises ShapeError: it has another type."""
     converted: Any = None
@@ -686,10 +735,10 @@ def _convert_field(record: type, name: str, field: Any) -> Any:
         if converted is None and parse_number(field) is not None:
             return None  # NaN is no return
     else:
-        column = next(f for f in msgspec.structs.fields(record) if f.name == name)
-        is_text = not isinstance(field, str) and isinstance(field, int) and "str" in str(column.type)
+        column = _list_types(record)[name]
+        is_text = not isinstance(field, str) and isinstance(field, int) and "str" in str(column)
         try:
-            return msgspec.convert(str(field) if is_text else field, column.type)
+            return msgspec.convert(str(field) if is_text else field, column)
         except msgspec.ValidationError as error:
             raise ShapeError(f"`{name}` is {field!r}: {error}") from error
     if converted is None:

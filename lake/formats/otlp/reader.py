@@ -51,7 +51,7 @@ from lake.formats.tracing.episodes import (
     to_datetime,
     to_nanoseconds,
 )
-from lake.formats.tracing.payloads import decode_payload, get_first, get_text
+from lake.formats.tracing.payloads import decode_payload, get_first, get_text, list_objects
 from lake.records import EpisodeRecord, Reject, SpanRecord, excerpt
 
 # ---------------------------------------------------------------- Jaeger
@@ -92,9 +92,9 @@ def convert_jaeger_span(span: dict[str, Any]) -> dict[str, Any]:
     start, duration = (time if isinstance(time := span.get(key), int) else None for key in ("startTime", "duration"))
     process = span["process"] if isinstance(span.get("process"), dict) else {}
     service = {"service.name": process["serviceName"]} if process.get("serviceName") else {}
-    references = [r for r in _list_objects(span.get("references")) if r.get("refType", "CHILD_OF") == "CHILD_OF"]
+    references = [r for r in list_objects(span.get("references")) if r.get("refType", "CHILD_OF") == "CHILD_OF"]
     events = []
-    for log in _list_objects(span.get("logs")):
+    for log in list_objects(span.get("logs")):
         fields, time = _read_tags(log.get("fields")), log.get("timestamp")
         nanoseconds = time * 1000 if isinstance(time, int) else None
         events.append({"name": fields.pop("event", ""), "timeUnixNano": nanoseconds, "attributes": fields})
@@ -115,11 +115,7 @@ def convert_jaeger_span(span: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_tags(tags: Any) -> dict[str, Any]:
-    return {str(tag["key"]): tag.get("value") for tag in _list_objects(tags) if "key" in tag}
-
-
-def _list_objects(entries: Any) -> list[dict[str, Any]]:
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return {str(tag["key"]): tag.get("value") for tag in list_objects(tags) if "key" in tag}
 
 
 # ---------------------------------------------------------------- spans
@@ -204,7 +200,7 @@ def decode_attributes(attributes: Any) -> dict[str, Any]:
     """Return attributes as a dict: from a list of keys and values, or from a dict."""
     if isinstance(attributes, dict):
         return {str(key): attribute for key, attribute in attributes.items() if attribute is not None}
-    return {str(pair.get("key")): decode_any_value(pair.get("value")) for pair in _list_objects(attributes)}
+    return {str(pair.get("key")): decode_any_value(pair.get("value")) for pair in list_objects(attributes)}
 
 
 def normalise_id(span_id: Any) -> str | None:
@@ -299,7 +295,7 @@ def _parse_span(span: Any, path: str) -> dict[str, Any]:
             "time": parse_instant(get_first(event, "timeUnixNano", "time_unix_nano", "timestamp")),
             "attributes": decode_attributes(event.get("attributes")),
         }
-        for event in _list_objects(span.get("events"))
+        for event in list_objects(span.get("events"))
     ]
     resource, scope, kind = span.get("resource"), span.get("scope"), span.get("kind")
     openinference = {"openinference.span.kind": span["span_kind"]} if isinstance(span.get("span_kind"), str) else {}

@@ -479,11 +479,11 @@ class _RunEpisode:
     def _add_step(self, index: int, span: Span) -> None:
         """Add one call as a step."""
         call = span.call or ModelCall()
-        answer: Message = dict(call.answers[0]) if call.answers else {"role": "assistant", "content": None}
+        missing = call.missing
+        if "prompt" in missing:
+            call.prompt = None
+        answer = self._build_answer(index, call, is_missing="answer" in missing)
         finish = next((answer.pop(key) for key in _FINISH if isinstance(answer.get(key), str)), None)
-        tools = self._list_tools_after(index)
-        if not call.answers and (calls := [tool for tool in tools if tool.is_call]):
-            answer["tool_calls"] = [make_tool_call(t.name, t.arguments, t.call_id) for t in calls]
         for tool_call in answer.get("tool_calls", ()):
             if isinstance(tool_call, dict) and isinstance(tool_call.get("id"), str):
                 self._callers.setdefault(tool_call["id"], index)
@@ -495,7 +495,7 @@ class _RunEpisode:
         notes: dict[str, Any] = {"span_id": span.id}
         if index and call.prompt is not None and follows != index - 1:
             notes |= {"history": "rewritten"} if follows is None else {"follows": follows}
-        if missing := call.missing:
+        if missing:
             step.trainable = "answer" not in missing
             notes["not_recorded"] = missing
         if call.answers[1:]:
@@ -514,6 +514,16 @@ class _RunEpisode:
         if span.start is not None and span.end is not None and span.end >= span.start:
             step.latency = (span.end - span.start) / 1e9
 
+    def _build_answer(self, index: int, call: ModelCall, *, is_missing: bool) -> Message:
+        """Return the answer of a call; of one whose content is missing, the calls that tools recorded after it."""
+        answer: Message = dict(call.answers[0]) if call.answers else {"role": "assistant"}
+        if answer.get("content") in _HIDDEN:
+            answer["content"] = None
+        calls = [tool for tool in self._list_tools_after(index) if tool.is_call]
+        if is_missing and calls and not answer.get("tool_calls"):
+            answer["tool_calls"] = [make_tool_call(t.name, t.arguments, t.call_id) for t in calls]
+        return answer
+
     def _build_step(self, index: int, call: ModelCall, answer: Message) -> StepRecord:
         if call.prompt is not None:
             step = self._history.add(call.prompt, answer, location="the prompt")
@@ -522,7 +532,7 @@ class _RunEpisode:
             return step
         # Of an unknown prompt, at most results of tools are known.
         tools = self._list_tools_after(index - 1) if index else []
-        since = [_build_tool_message(tool) for tool in tools if tool.result is not None]
+        since = [_build_tool_message(tool) for tool in tools if tool.result not in _HIDDEN]
         step = build_decision(answer, since, is_first=index == 0)
         if not since:
             step.state = None
@@ -550,7 +560,8 @@ class _RunEpisode:
         for tool in self._list_tools_after(len(self._history.steps) - 1):
             namesakes = by_name.get(tool.name, [])
             has_id = tool.call_id is not None and ids != {None}
-            if (tool.call_id in ids if has_id else namesakes) and tool.call_id not in self._results:
+            is_answer = tool.call_id in ids if has_id else bool(namesakes)
+            if is_answer and tool.call_id not in self._results and tool.result not in _HIDDEN:
                 # A span without a call's id answers the only call of its name.
                 only_id = namesakes[0] if len(namesakes) == 1 and tool.call_id is None else None
                 yield _build_tool_message(tool) | ({"tool_call_id": only_id} if only_id is not None else {})

@@ -16,6 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from lake.formats.base.rows import report_unknown
+from lake.formats.base.rules import IGNORES, WEIGHTS
+from lake.formats.base.source import Input
 from lake.formats.chat.messages import INSTRUCTIONS, Message, join_text, make_tool_call
 
 _DECODE = msgspec.json.Decoder().decode
@@ -31,6 +34,11 @@ def get_first(attributes: dict[str, Any], *keys: str) -> Any:
 def get_text(attributes: dict[str, Any], *keys: str) -> str | None:
     """Return the first text that is not empty."""
     return next((text for key in keys if isinstance(text := attributes.get(key), str) and text), None)
+
+
+def list_objects(entries: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list; none of another value."""
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def parse_numeric(attribute: Any) -> Any:
@@ -127,6 +135,49 @@ _RESULT_WRAPPERS = ("toolResult", "functionResponse", "function_response")
 _CALL_IDS = ("call_id", "toolCallId", "toolUseId", "id")
 _RESULT_IDS = ("tool_call_id", "call_id", "tool_use_id", "toolCallId", "toolUseId", "id")
 _RESULT_KEYS = frozenset((*_RESULT_IDS, "name", "toolName", "is_error", "isError", "status", "tool_calls"))
+_RESULT_TEXTS = ("response", "result", "content", "output")
+_KNOWN_KEYS = frozenset(
+    (
+        *(*_CONTENT_KEYS, *_MAPPED_KEYS, *_RESULT_KEYS, *WEIGHTS, *IGNORES, "value", "text", "system_prompt", "phase"),
+        *("reasoning", "reasoning_details", "thinking", "thinking_blocks", "signature", "signatures", "annotations"),
+        *("audio", "images", "videos", "tools", "model", "usage", "logprobs", "finish_reason", "stop_reason", "reward"),
+        *("provider_specific_fields", "cache_control", "created_at", "timestamp", "metadata", "control_plane_step"),
+        *("token_ids", "prompt_token_ids", "token_mask", "generation_token_ids", "generation_log_probs", "advantages"),
+        *("response_metadata", "usage_metadata", "invalid_tool_calls", "artifact", "example"),
+        *("tool_call_details", "choices", "item", "item_ids", "extra"),
+    )
+)
+"""Keys of a message of chat APIs, their engines, data sets, LangChain, and our own exports."""
+_OTHER_PARTS = frozenset(
+    (
+        *("summary_text", "refusal", "server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result"),
+        *("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url", "file"),
+        *("file_url", "input_file", "document", "tool_reference", "web_search_call", "container_upload"),
+    )
+)
+"""Types of parts that stay parts."""
+
+
+def report_unknown_keys(file: Input, message: Any) -> None:
+    """Report the keys and the types of parts of a message, as its source wrote it, that no reader of chats knows.
+
+    Raises:
+        UnsupportedError: the ingest is strict, and there is one.
+    """
+    if not isinstance(message, dict):
+        return
+    if not _KNOWN_KEYS.issuperset(message):
+        report_unknown(file, "message", message.keys() - _KNOWN_KEYS)
+    content = message.get("content")
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind == "text":
+            continue
+        if kind not in _KINDS and kind not in _OTHER_PARTS:
+            report_unknown(file, "part of type", [kind])
+        elif _KINDS.get(kind) == "result":
+            known_keys = (*_RESULT_KEYS, *_RESULT_TEXTS, "type", "text", "cache_control")
+            report_unknown(file, f"{kind} part", part.keys() - known_keys)
 
 
 def to_text(field: Any) -> str:
@@ -313,7 +364,7 @@ def _get_call_details(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _build_result_message(part: dict[str, Any]) -> Message:
     inner = next((part[k] for k in _RESULT_WRAPPERS if isinstance(part.get(k), dict)), part)
-    output = get_first(inner, "response", "result", "content", "output")
+    output = get_first(inner, *_RESULT_TEXTS)
     if output is None:  # of an unknown shape: all of it is the output
         known_keys = _RESULT_KEYS | {"type"}
         output = {k: field for k, field in inner.items() if k not in known_keys and not is_empty(k, field)} or None
