@@ -4,11 +4,11 @@ Files: `.eval_protocol/logs.db` (table evaluationrow, one JSON text a rollout, o
 `.eval_protocol/datasets/DATE.jsonl`, and tables of rows with the row as text in `data_json`.
 
 Episode: an `EvaluationRow` {messages, tools, input_metadata{row_id, completion_params, dataset_info}, rollout_status,
-ground_truth, evaluation_result, execution_metadata, eval_metadata, created_at}. The task is `row_id`, which the runs of
-a row share. Without a row_id it is a hash of what precedes the first decision. The sibling number is a hash of the
-rollout's id. The tool gives each repetition of a data set a separate run, so a run of a lake is the tool's experiment:
-the repetitions of one policy. A row without `run_id` names no run, because no evaluation gave it ids. Rows of 2025
-have `rollout_status` {status: "finished"} and their ids at the top.
+ground_truth, evaluation_result, execution_metadata, eval_metadata, created_at}. The task is `row_id`, else a hash of
+what precedes the first decision; the sibling number is a hash of the rollout's id. The tool gives each repetition of a
+data set a separate run, so a run of a lake is the tool's experiment: the repetitions of one policy. A row without
+`run_id` names no run, because no evaluation gave it ids. Rows of 2025 have `rollout_status` {status: "finished"} and
+their ids at the top.
 
 A playback line {env_index, step, messages} repeats the whole conversation so far. The last line of a recording of an
 `env_index` counts, and a step that does not follow the previous one begins the next recording.
@@ -33,8 +33,8 @@ payload or its `step_info`, else from the `extra` of `execution_metadata`, from 
 resort is `completion_params`, as for every format (`lake.records.tell_sampling`). The fields stay in the row too.
 
 Exact rows: a record does not keep how a row spelled a null, a time, or the position and packing of tokens. So the
-reader builds the row again from the record and compares it with the original. `extra.as_read` has the differences: a
-list of [path, value], or [path] for a value that the original lacks. It omits keys of APIs.
+reader compares the original with the row that it builds from the record. `extra.as_read` has the differences without
+keys of APIs: a list of [path, value], or [path] for a value that the original lacks.
 
 Refused: data sets and summaries without rollouts; rows whose fields have wrong types.
 
@@ -51,11 +51,13 @@ from functools import partial
 from typing import Any, TypeGuard
 
 import msgspec
+import numpy as np
 
 from lake import ids
 from lake.formats.base.archives import read_table_column
 from lake.formats.base.fields import (
     ScoreList,
+    as_list,
     as_object,
     as_text,
     hash_rollout_index,
@@ -78,15 +80,7 @@ NAME = "eval_protocol"
 _LIMIT_REASONS = frozenset(("max_steps", "length"))
 _END_REASONS = frozenset(("control_plane_signal", "user_stop", "stop", "tool_calls"))
 _ERROR_REASONS = frozenset(("skippable_error", "non_skippable_error"))
-_STATUS_BY_CODE = {
-    0: "completed",
-    1: "aborted",
-    4: "truncated",
-    10: "aborted",
-    100: "completed",
-    101: "aborted",
-    102: "completed",
-}
+_STATUS_BY_CODE = dict.fromkeys((0, 100, 102), "completed") | dict.fromkeys((1, 10, 101), "aborted") | {4: "truncated"}
 """google.rpc codes, and the tool's; all others are errors. A rollout that still runs never ended."""
 _STATUS_BY_NAME = {"finished": "completed", "running": "aborted", "stopped": "aborted", "error": "failed"}
 """Statuses of 2025."""
@@ -141,9 +135,7 @@ def read(file: Input) -> Iterator[Item]:
         yield from convert_values(rows, NAME, lambda value: [build_record(value, file)])
 
 
-class EvaluationResult(msgspec.Struct):
-    """The fields of an `evaluation_result` whose types are checked."""
-
+class _EvaluationResult(msgspec.Struct):
     score: Any = None
     is_score_valid: bool = True
     reason: Any = None
@@ -194,7 +186,7 @@ def read_end(
     reports = [report for _, report in _list_controls(messages)]
     reasons = [as_text(report.get("termination_reason")) for report in (status, *reports)]
     error = None
-    for detail in status.get("details") or () if isinstance(status.get("details"), list) else ():
+    for detail in as_list(status.get("details")):
         metadata = as_object(as_object(detail).get("metadata"))
         reasons.append(as_text(metadata.get("termination_reason")))
         error = error or as_text(metadata.get("error_message"))
@@ -219,13 +211,13 @@ def read_terminated(messages: list[Any], reason: str | None) -> bool | None:
 
 
 def read_scores(
-    result: EvaluationResult | None, raw: dict[str, Any], name: str | None, step_count: int
+    result: _EvaluationResult | None, raw: dict[str, Any], name: str | None, step_count: int
 ) -> tuple[list[ScoreRecord], dict[str, Any] | None]:
     """Return the scores of an evaluation, and its other fields."""
     if result is None:
         return [], None
     scores, unmatched_outputs = ScoreList(), []
-    name = name or "evaluation_result"
+    name = name or _DEFAULT_SCORER
     summary = {key: raw[key] for key in _RESULT_FIELDS if raw.get(key) is not None}
     if result.score is not None or result.error is not None:
         _add_score(scores, name, raw | {"data": summary or None})
@@ -239,10 +231,10 @@ def read_scores(
         if index is None or index >= step_count:
             unmatched_outputs.append(output)
             continue
-        metrics = {key: field for key, field in output.items() if field not in (None, {}, False)}
-        metrics = omit_fields(metrics, "step_index", "base_reward", "reason") or {}
+        fields = omit_fields(output, "step_index", "base_reward", "reason") or {}
+        metrics = {key: field for key, field in fields.items() if field not in ({}, False)}
         scores.add(name, output.get("base_reward"), step_index=index, reason=output.get("reason"), metrics=metrics)
-    fields = omit_fields(raw, *EvaluationResult.__struct_fields__, *summary) or {}
+    fields = omit_fields(raw, *_EvaluationResult.__struct_fields__, *summary) or {}
     return scores.records, fields | ({"step_outputs": unmatched_outputs} if unmatched_outputs else {})
 
 
@@ -258,18 +250,10 @@ def _add_score(scores: ScoreList, name: str, report: dict[str, Any]) -> None:
 
 def build_row(record: EpisodeRecord, scores: Sequence[ScoreRecord]) -> RowObject:
     """Return the row of a record that was read from one, with the scores that stood in it."""
-    extra = record.extra or {}
     row = _assemble_row(record, scores)
-    for path, *value in extra.get(AS_READ_KEY, ()):
+    for path, *value in (record.extra or {}).get(AS_READ_KEY, ()):
         _apply_change(row, path, value)
     return row
-
-
-def add_differences(record: EpisodeRecord, value: RowObject) -> EpisodeRecord:
-    """Write on a record the differences between the original row and the row that is built from the record."""
-    if changes := list(_list_differences(_assemble_row(record, record.scores), value)):
-        record.extra = (record.extra or {}) | {AS_READ_KEY: changes}
-    return record
 
 
 def _assemble_row(record: EpisodeRecord, scores: Sequence[ScoreRecord]) -> RowObject:
@@ -359,19 +343,13 @@ def build_token_fields(steps: Sequence[StepRecord]) -> RowObject:
             ends[index] = [*prompt, *tokens.action_ids]
             payload |= {"prompt_token_ids": prompt, "completion_token_ids": tokens.action_ids}
             if tokens.action_logprobs is not None:
-                payload["completion_logprobs"] = [_round_logprob(logprob) for logprob in tokens.action_logprobs]
+                # As a table returns them: engines print a float32 with all digits of a double.
+                payload["completion_logprobs"] = np.asarray(tokens.action_logprobs, np.float32).tolist()
         if payload:
             turns.append({"assistant_turn_index": index} | payload)
     if len(steps) == 1 and turns:
         return {key: value for key, value in turns[0].items() if key != "assistant_turn_index"}
     return {"assistant_turn_payloads": turns} if turns else {}
-
-
-def _round_logprob(value: float) -> float:
-    """Return a log-probability as a table returns it: engines print a float32 with all digits of a double."""
-    import numpy as np
-
-    return float(np.float32(value))
 
 
 def _list_differences(built: Any, original: Any) -> Iterable[list[Any]]:
@@ -413,9 +391,9 @@ def add_tokens(steps: Sequence[StepRecord], row: dict[str, Any], execution: dict
     lineage = Lineage()
     for index, step in enumerate(steps):
         fields, turn = step.extra or {}, by_turn.get(index, {})
-        holders = [(turn, _TOKEN_KEYS), (decode_payloads(fields.get("payloads")), _TOKEN_KEYS)]
+        holders = [(turn, _TOKEN_KEYS), (_decode_payloads(fields.get("payloads")), _TOKEN_KEYS)]
         if index == len(steps) - 1:
-            payloads = (decode_payloads(holder.get("payloads")) for holder in (row, extra))
+            payloads = (_decode_payloads(holder.get("payloads")) for holder in (row, extra))
             holders += [(holder, _TOKEN_KEYS) for holder in (extra, *payloads)]
         if len(steps) == 1:
             holders += [(extra, _SINGLE_TURN_KEYS), (raw, _TOKEN_KEYS)]
@@ -434,8 +412,8 @@ def _match_turns(turns: Any, step_count: int) -> tuple[dict[int, dict[str, Any]]
     """Return the payload of each turn, and the payloads that match no turn."""
     by_turn: dict[int, dict[str, Any]] = {}
     unmatched_turns = []
-    for turn in turns if isinstance(turns, list) else ():
-        index = parse_count(turn.get("assistant_turn_index")) if isinstance(turn, dict) else None
+    for turn in as_list(turns):
+        index = parse_count(as_object(turn).get("assistant_turn_index"))
         if index is None or index >= step_count or index in by_turn:
             unmatched_turns.append(turn)
         else:
@@ -473,40 +451,33 @@ def _drop_repeated(holder: dict[str, Any], tokens: TokensRecord | None) -> None:
     if tokens is None:
         return
     payloads = as_object(holder.get("payloads"))
-    if payloads and decode_payloads(payloads).get("completion_token_ids", tokens.action_ids) == tokens.action_ids:
+    if payloads and _decode_payloads(payloads).get("completion_token_ids", tokens.action_ids) == tokens.action_ids:
         holder["payloads"] = omit_fields(
-            payloads, *(kind for kind in _PAYLOAD_KINDS if decode_payloads({kind: payloads.get(kind)}))
+            payloads, *(kind for kind in _PAYLOAD_KINDS if _decode_payloads({kind: payloads.get(kind)}))
         )
     if _is_repeated(holder.get("logprobs"), tokens):
         del holder["logprobs"]
 
 
-def decode_payloads(payloads: Any) -> dict[str, Any]:
+def _decode_payloads(source: Any) -> dict[str, Any]:
     """Return the ids and log-probabilities of a gateway's payloads. Skips damaged payloads and other versions."""
     lists: dict[str, Any] = {}
-    if not isinstance(payloads, dict):
-        return lists
+    payloads = as_object(source)
     for kind in _PAYLOAD_KINDS:
-        entry = payloads.get(kind)
-        data = entry.get("data") if isinstance(entry, dict) else None
-        if isinstance(data, str):
+        if isinstance(text := as_object(payloads.get(kind)).get("data"), str):
             with suppress(ValueError, OSError, struct.error, msgspec.MsgspecError):
-                lists |= _parse_payload(_unpack(data))
+                lists |= _parse_payload(text)
     return lists
 
 
-def _unpack(data: str) -> bytes:
+def _parse_payload(text: str) -> dict[str, Any]:
     import pyarrow as pa
 
-    packed = base64.b64decode(data, validate=True)
+    packed = base64.b64decode(text, validate=True)
     with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as stream:
         raw: bytes = stream.read(_MAX_BYTES + 1)
     if len(raw) > _MAX_BYTES:
         raise ValueError("too long")
-    return raw
-
-
-def _parse_payload(raw: bytes) -> dict[str, Any]:
     if raw.lstrip().startswith(b"["):
         return {"prompt_token_ids": msgspec.json.decode(raw)}
     magic, version, _, _, count, length, _ = _HEADER.unpack_from(raw)
@@ -517,8 +488,7 @@ def _parse_payload(raw: bytes) -> dict[str, Any]:
     if magic == b"PTI1":
         return {"prompt_token_ids": [token for (token,) in struct.iter_unpack("<i", body)]}
     pairs = list(struct.iter_unpack("<if", body))
-    ids = [token for token, _ in pairs]
-    logprobs = [logprob for _, logprob in pairs]
+    ids, logprobs = [token for token, _ in pairs], [logprob for _, logprob in pairs]
     return {"completion_logprobs": logprobs} | ({"completion_token_ids": ids} if min(ids, default=-1) >= 0 else {})
 
 
@@ -550,20 +520,16 @@ def _is_repeated(field: Any, tokens: TokensRecord) -> bool:
 
 
 class _EvaluationRow(msgspec.Struct):
-    """The fields of a row whose types are checked."""
-
     messages: list[Any]
     tools: list[Any] | None = None
     input_metadata: dict[str, Any] | None = None
     rollout_status: dict[str, Any] | None = None
-    evaluation_result: EvaluationResult | None = None
+    evaluation_result: _EvaluationResult | None = None
     execution_metadata: dict[str, Any] | None = None
     eval_metadata: dict[str, Any] | None = None
 
 
 class _PlaybackLine(msgspec.Struct):
-    """A line of a playback file."""
-
     env_index: int | str
     step: int
     messages: list[Any]
@@ -629,21 +595,14 @@ def _build_playback_record(raw_line: Any, recording: int | None) -> list[Episode
             stop_reason=reason,
             error=error,
             env_return=env_return,
-            initial_messages=chat.initial_messages,
-            final_observation=chat.final_observation,
-            steps=chat.steps,
+            **chat.fields,
             extra=omit_fields(raw_line, "env_index", "messages"),
         )
     ]
 
 
 def build_record(value: Any, file: Input) -> EpisodeRecord:
-    """Return one row as an episode.
-
-    Raises:
-        msgspec.ValidationError: wrong keys or types.
-        ShapeError: a message without a role, or with content that is not text.
-    """
+    """Return one row as an episode. Raises ShapeError, msgspec.ValidationError: it has another shape."""
     if isinstance(value, dict) and isinstance(text := value.get("data_json"), str):
         value = msgspec.json.decode(text)
     value = _drop_export_extra(value)
@@ -661,9 +620,8 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
         prompt = row.messages[: chat.message_indices[0]] if chat.message_indices else row.messages
         task_id = ids.to_text(ids.bytes_hash(msgspec.json.encode(prompt)))
         task_id = split_group(file, task_id, truth=value.get("ground_truth"))
-    rollout_id, run_id, experiment = (
-        as_text(execution.get(key)) or as_text(value.get(key)) for key in ("rollout_id", "run_id", "experiment_id")
-    )
+    id_keys = ("rollout_id", "run_id", "experiment_id")
+    rollout_id, run_id, experiment = (as_text(execution.get(key)) or as_text(value.get(key)) for key in id_keys)
     run = (experiment or as_text(value.get("cohort_id")) or run_id) if run_id else None
     status, reason, error = read_end(row.rollout_status, row.messages, is_scored=row.evaluation_result is not None)
     if chat.steps and chat.steps[-1].finish_reason is None:
@@ -675,7 +633,7 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     extra = omit_fields(fields, *mapped_keys, "input_metadata") or {}
     objects = {
         "evaluation_result": result_fields,
-        "execution_metadata": {key: field for key, field in execution.items() if field not in (None, {}, [])},
+        "execution_metadata": omit_fields({k: field for k, field in execution.items() if field not in ({}, [])}),
         "input_metadata": omit_fields(metadata, "row_id", "completion_params"),
     }
     extra |= {key: fields for key, fields in objects.items() if fields}
@@ -700,15 +658,15 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
         prompt_tokens=parse_count(usage.get("prompt_tokens")),
         completion_tokens=parse_count(usage.get("completion_tokens")),
         cost=parse_number(cost.get("total_cost_dollar")),
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
+        **chat.fields,
         extra=extra or None,
     )
     if "completion_params" in metadata:
         public = metadata | {"completion_params": remove_keys(metadata["completion_params"])}
         value = value | {"input_metadata": public}
-    return add_differences(record, value)
+    if changes := list(_list_differences(_assemble_row(record, record.scores), value)):
+        record.extra = (record.extra or {}) | {AS_READ_KEY: changes}
+    return record
 
 
 def _drop_export_extra(value: Any) -> Any:
@@ -717,20 +675,21 @@ def _drop_export_extra(value: Any) -> Any:
     if EXPORT_KEY not in as_object(execution.get("extra")):
         return value
     extra = {key: field for key, field in execution["extra"].items() if key != EXPORT_KEY}
-    execution = {key: field for key, field in execution.items() if key != "extra"}
-    return value | {"execution_metadata": execution | ({"extra": extra} if extra else {})}
+    if not extra:
+        return value | {"execution_metadata": {key: field for key, field in execution.items() if key != "extra"}}
+    return value | {"execution_metadata": execution | {"extra": extra}}
 
 
 def _parse_messages(messages: list[Any]) -> ChatDecisions:
     """Return the decisions of messages, without their nulls, and with calls in today's form."""
     messages = list(messages)
     for index, raw in enumerate(messages):
-        if not isinstance(raw, dict):
-            continue
-        messages[index] = message = {key: field for key, field in raw.items() if field is not None or key == "content"}
-        if isinstance(call := message.get("function_call"), dict) and not message.get("tool_calls"):
-            del message["function_call"]
-            message["tool_calls"] = [make_tool_call(str(call.get("name")), call.get("arguments"))]
+        if isinstance(raw, dict):
+            message = {key: field for key, field in raw.items() if field is not None or key == "content"}
+            if isinstance(call := message.get("function_call"), dict) and not message.get("tool_calls"):
+                del message["function_call"]
+                message["tool_calls"] = [make_tool_call(str(call.get("name")), call.get("arguments"))]
+            messages[index] = message
     chat = parse_chat(messages)
     for step in chat.steps:
         if step.extra and step.extra.get("weight") in (0, 1):
@@ -740,11 +699,7 @@ def _parse_messages(messages: list[Any]) -> ChatDecisions:
 
 
 FORMAT = Format(
-    NAME,
-    "eval-protocol rows, its log and its playback files",
-    recognise,
-    read,
-    no_trajectory,
+    *(NAME, "eval-protocol rows, its log and its playback files", recognise, read, no_trajectory),
     is_whole=True,
     run_folder=find_folder_above(r"\.?eval_protocol|datasets"),
 )

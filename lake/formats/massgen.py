@@ -13,12 +13,12 @@ RL traces, `rl_data/traces/YYYYMMDD/{agent}/{trace_id}.json`, one JSON document 
       reward        reward, reward_type, reason
       coordination  action_type, action_data, agent_states, coordination_round
 
-A trace is an episode. Its task is `task`, which the agents that worked on it and their further attempts share; its
-rollout index is a hash of trace_id, because a file contains no other trace. A prompt span is a decision. Without prompt
-spans, a decision is the run of content, reasoning and tool spans until text follows a tool: then the agent saw its
-result. Next to prompt spans, content and reasoning spans repeat them as they were streamed. A reward is a score, named
-by its type, of the decision before it, or of the episode without one. Several rewards of a type at one decision are one
-score, their sum, with each of them in its metrics. `env_return` is `total_reward`.
+A trace is an episode. Its task is `task`, which its agents and their further attempts share; its rollout index is a
+hash of trace_id. A prompt span is a decision. Without prompt spans, a decision is the run of content, reasoning and
+tool spans until text follows a tool: then the agent saw its result. Next to prompt spans, content and reasoning spans
+repeat them as they were streamed. A reward is a score, named by its type, of the decision before it, or of the episode
+without one. Rewards of a type at one decision are one score, their sum, with each of them in its metrics. `env_return`
+is `total_reward`.
 
 A coordination trace (`metadata.coordination`) holds the orchestrator's view: votes, new answers, restarts. These are
 decisions of its agents, which have other traces, so here they are spans, and the episode is an outcome. Its task is
@@ -40,11 +40,10 @@ details, context}]}; at first it was only the list of events. The folder also ha
 `{agent}/{time}/answer.txt`, `vote.json` and `context.txt`, and in `final/` the winner's presentation;
 `snapshot_mappings.json` maps events to these, else the times of the folders do.
 
-Each agent of a session is an episode. The task is the prompt, which the agents and further sessions share; the rollout
-index is a hash of the session's start. The log has no calls of a model. A decision is an answer (`new_answer`; its text
-is the action), a vote (a call of the tool `vote`) or the final answer. Its state is the agent's context, if that was
-stored, else the fact of a context and its answers. The score `final_winner` says whether the others' votes chose the
-agent. The events of the agent and of the session are spans.
+Each agent of a session is an episode. The task is the prompt; the rollout index is a hash of the session's start. The
+log has no calls of a model. A decision is an answer (`new_answer`; its text is the action), a vote (a call of the tool
+`vote`) or the final answer. Its state is the agent's context, if that was stored, else the fact of a context and its
+answers. The score `final_winner` says whether the others' votes chose the agent. Events are spans.
 
 Coordination logs, `mass_coordination_*.json`, are streamed text by agent, without boundaries of calls:
 
@@ -55,17 +54,16 @@ Coordination logs, `mass_coordination_*.json`, are streamed text by agent, witho
      orchestrator_events[{timestamp, event}],
      aggregated_responses{agent: {thinking, tool_calls, presentation, other_content, ...}}, workflow_analysis}
 
-Each agent of a session is an episode; the task is the question, which its agents and other sessions share; the rollout
-index is a hash of the session's start. The log does not mark the end of a call, and its text is the screen's, so all
-output of an agent is one decision without training; `extra.chunks` has the time and length of each piece. The
-orchestrator's events are spans. `aggregated_responses` repeats the text and is stored where it differs.
+Each agent of a session is an episode; task and index are as in session logs. The log does not mark the end of a call,
+and its text is the screen's, so all output of an agent is one decision without training; `extra.chunks` has the time
+and length of each piece. Events are spans. `aggregated_responses` repeats the text and is stored where it differs.
 
 Sources: massgen/rl of the MassGen repository (trace.py, spans.py, store.py, the mixins), 2025; coordination_tracker.py
 and the orchestrator's snapshots of the massgen package, 0.0.2x to 0.1.97; massgen/realtime_logger.py, version 1.0.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any
@@ -84,10 +82,12 @@ from lake.formats.base.fields import (
     parse_time,
 )
 from lake.formats.base.format import FileHead, Format, Item, find_folder_above, get_parent_folder
+from lake.formats.base.json_array import Element
 from lake.formats.base.rows import (
     ShapeError,
     UnsupportedError,
     convert_value,
+    convert_values,
     is_array,
     make_element,
     omit_fields,
@@ -112,16 +112,12 @@ _VOTER = re.compile(r"Agent (.+) voting accuracy reward\Z", re.DOTALL)
 
 
 class _TraceSpan(msgspec.Struct):
-    """Fields of a span whose types are checked."""
-
     span_type: str
     span_id: str = ""
     timestamp: float | str | None = None
 
 
 class _MassgenTrace(msgspec.Struct):
-    """Fields of a trace whose types are checked."""
-
     trace_id: Annotated[str, Meta(min_length=1)]
     agent_id: str
     task: str
@@ -160,12 +156,7 @@ def read_traces(file: Input) -> Iterator[Item]:
 
 
 def convert_trace(document: Any) -> EpisodeRecord:
-    """Convert a trace to an episode.
-
-    Raises:
-        msgspec.ValidationError: wrong keys or types.
-        ShapeError: a span lacks a field that its type needs.
-    """
+    """Convert a trace to an episode. Raises ShapeError, msgspec.ValidationError: it has another shape."""
     document, exported_scores = _remove_export(document)
     trace = msgspec.convert(document, _MassgenTrace)
     metadata = trace.metadata or {}
@@ -186,12 +177,11 @@ def convert_trace(document: Any) -> EpisodeRecord:
     extra = {key: field for key, field in document.items() if key != "spans"}
     if messages.has_input and chat.initial_messages:
         extra["metadata"] = metadata | {"messages": INITIAL_MESSAGES}
-    scores = _build_trace_scores(trace, messages.span_steps)
-    score_keys = {(score.scorer, score.step_index) for score in scores}
+    trace_scores = _build_trace_scores(trace, messages.span_steps)
+    scores = {(score.scorer, score.step_index): score for score in trace_scores}
     for score in exported_scores:
-        if (key := (score.scorer, score.step_index)) not in score_keys and (score.step_index or 0) < len(chat.steps):
-            score_keys.add(key)
-            scores.append(score)
+        if (score.step_index or 0) < len(chat.steps):
+            scores.setdefault((score.scorer, score.step_index), score)
     return EpisodeRecord(
         task_id=f"coordination: {task}" if is_coordination else task,
         agent_id=trace.agent_id or None,
@@ -202,14 +192,12 @@ def convert_trace(document: Any) -> EpisodeRecord:
         stop_reason=trace.status,
         error=as_text(metadata.get("error")),
         env_return=trace.total_reward,
-        scores=scores,
+        scores=list(scores.values()),
         started_at=parse_time(document.get("start_time")),
         ended_at=parse_time(document.get("end_time")),
         prompt_tokens=parse_count(metadata.get("input_tokens")),
         completion_tokens=parse_count(metadata.get("output_tokens")),
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
+        **chat.fields,
         spans=spans,
         extra={"massgen": {"trace": extra, "spans": [span.span_id for span in spans]}},
     )
@@ -353,8 +341,7 @@ def _remove_export(document: Any) -> tuple[Any, list[ScoreRecord]]:
 
 
 def _find_traces_folder(path: PurePath) -> PurePath:
-    """Return the folder that holds `traces/DATE/AGENT`."""
-    parents = path.parents
+    parents = path.parents  # of traces/DATE/AGENT
     return parents[3] if len(parents) > 3 and parents[2].name == "traces" else path.parent
 
 
@@ -390,8 +377,6 @@ class _LogSession(msgspec.Struct):
 
 
 class _SessionLog(msgspec.Struct):
-    """Fields of the file whose types are checked."""
-
     events: list[_LogEvent]
     session_metadata: _LogSession = msgspec.field(default_factory=_LogSession)
 
@@ -419,26 +404,19 @@ def describe_log_file(head: FileHead) -> str | None:
 
 def read_logs(file: Input) -> Iterator[Item]:
     """Read the agents of a session, or a reject; of a cut file, its readable part."""
-    folder = _SessionFolder(file.path.parent)
-    if not is_array(file.path):
-        for item, _ in read_with_partial(file, "events"):
-            yield from convert_value(item, LOGS_NAME, partial(convert_log, folder=folder))
-        return
-    events = []
-    for item in read_values(file):
-        if isinstance(item, Reject):
-            yield item
-        else:
-            events.append(item.value)
-    yield from convert_value(make_element({"events": events}), LOGS_NAME, partial(convert_log, folder=folder))
+    documents: Iterable[Element | Reject] = (item for item, _ in read_with_partial(file, "events"))
+    if is_array(file.path):
+        items = list(read_values(file))
+        events = [item.value for item in items if not isinstance(item, Reject)]
+        documents = [*(item for item in items if isinstance(item, Reject)), make_element({"events": events})]
+    convert = partial(convert_log, folder=_SessionFolder(file.path.parent))
+    yield from convert_values(documents, LOGS_NAME, convert)
 
 
 def convert_log(document: Any, folder: "_SessionFolder") -> list[EpisodeRecord]:
     """Convert a session to the episodes of the agents that handed in an answer or a vote.
 
-    Raises:
-        ShapeError: no agent did.
-        msgspec.ValidationError: wrong keys or types.
+    Raises ShapeError: no agent did; msgspec.ValidationError: wrong keys or types.
     """
     log = msgspec.convert(document, _SessionLog)
     session = log.session_metadata
@@ -465,15 +443,7 @@ def convert_log(document: Any, folder: "_SessionFolder") -> list[EpisodeRecord]:
         status, terminated, error = _get_status([e for _, e in events if e.agent_id], has_ended=has_ended)
         event_steps = {index: step for step, (index, _) in enumerate(messages.decisions)}
         spans = [
-            SpanRecord(
-                trace_id=name,
-                span_id=str(index),
-                kind="coordination",
-                name=event.event_type,
-                step_index=event_steps.get(index),
-                started_at=parse_time(event.timestamp),
-                attributes=document["events"][index],
-            )
+            _build_span(name, index, event.event_type, document["events"][index], event_steps.get(index))
             for index, event in events
         ]
         records.append(
@@ -487,9 +457,7 @@ def convert_log(document: Any, folder: "_SessionFolder") -> list[EpisodeRecord]:
                 scores=scores.records,
                 started_at=parse_time(start),
                 ended_at=parse_time(session.end_time),
-                initial_messages=chat.initial_messages,
-                final_observation=chat.final_observation,
-                steps=chat.steps,
+                **chat.fields,
                 spans=spans,
                 extra={"session": session_fields, "note": folder.problem},
             )
@@ -497,6 +465,11 @@ def convert_log(document: Any, folder: "_SessionFolder") -> list[EpisodeRecord]:
     if not records:
         raise ShapeError(f"`events`: none of the {len(log.events)} events is an answer or a vote of an agent")
     return records
+
+
+def _build_span(session: str, index: int, name: str, event: dict[str, Any], step: int | None = None) -> SpanRecord:
+    fields: dict[str, Any] = {"step_index": step, "started_at": parse_time(event.get("timestamp"))}
+    return SpanRecord(trace_id=session, span_id=str(index), kind="coordination", name=name, attributes=event, **fields)
 
 
 class _AgentMessages:
@@ -522,11 +495,9 @@ class _AgentMessages:
         self._counts[event.event_type] = count + 1
         snapshot = self._folder.find_snapshot(event, self._number, count)
         if (context_text := self._folder.read_text(snapshot, "context.txt")) is not None:
-            last = self.messages[-1] if self.messages else {}
-            if last.get("role") == "user" and "context" in last:
-                last["content"] = context_text
-            else:
-                self.messages.append({"role": "user", "content": context_text})
+            if not self.messages or "context" not in self.messages[-1]:
+                self.messages.append({"role": "user"})
+            self.messages[-1]["content"] = context_text
         message: Message = {"role": "assistant", "content": None}
         extra = omit_fields(context, "reason", "answers_for_context") or {}
         if event.event_type == "vote_cast":
@@ -573,12 +544,12 @@ class _SessionFolder:
     def read_text(self, snapshot: Path | None, name: str) -> str | None:
         """Read a file of a snapshot as text; None if it does not exist."""
         try:
-            if snapshot is None or not (snapshot / name).is_file():
-                return None
-            with (snapshot / name).open(encoding="utf-8", errors="backslashreplace") as file:
-                return file.read(_LONGEST)
+            if snapshot is not None and (snapshot / name).is_file():
+                with (snapshot / name).open(encoding="utf-8", errors="backslashreplace") as file:
+                    return file.read(_LONGEST)
         except OSError:
-            return None
+            pass
+        return None
 
 
 def _get_status(events: Sequence[_LogEvent], *, has_ended: bool) -> tuple[str, bool | None, str | None]:
@@ -609,8 +580,6 @@ class _CoordinationSession(msgspec.Struct):
 
 
 class _CoordinationLog(msgspec.Struct):
-    """Fields of a log whose types are checked."""
-
     session: _CoordinationSession
     agent_outputs: dict[str, list[_OutputChunk]]
     metadata: dict[str, Any] = {}
@@ -624,17 +593,13 @@ def recognise_coordination(head: FileHead) -> bool:
 
 def read_coordination(file: Input) -> Iterator[Item]:
     """Read the agents of a session, or a reject."""
-    for item in read_values(file):
-        yield from convert_value(item, COORDINATION_NAME, convert_coordination)
+    return convert_values(read_values(file), COORDINATION_NAME, convert_coordination)
 
 
 def convert_coordination(document: Any) -> list[EpisodeRecord]:
     """Convert a session to the episodes of the agents with output.
 
-    Raises:
-        UnsupportedError: the version of the log is unknown.
-        ShapeError: no agent has output.
-        msgspec.ValidationError: wrong keys or types.
+    Raises UnsupportedError: an unknown version; ShapeError, msgspec.ValidationError: no output, or another shape.
     """
     version = as_object(as_object(document).get("metadata")).get("logger_version")
     if version is not None and version not in _VERSIONS:
@@ -646,14 +611,7 @@ def convert_coordination(document: Any) -> list[EpisodeRecord]:
         raise ShapeError(f"`agent_outputs`: none of the {count} agents of the session put out anything")
     start, status = as_text(log.metadata.get("start_time")) or "", as_text(log.metadata.get("status"))
     spans = [
-        SpanRecord(
-            trace_id=start or "session",
-            span_id=str(index),
-            kind="coordination",
-            name="orchestrator_event",
-            started_at=parse_time(event.get("timestamp")),
-            attributes=event,
-        )
+        _build_span(start or "session", index, "orchestrator_event", event)
         for index, event in enumerate(log.orchestrator_events)
     ]
     session_fields = omit_fields(document, "agent_outputs", "orchestrator_events", "aggregated_responses") or {}
@@ -700,28 +658,17 @@ def convert_coordination(document: Any) -> list[EpisodeRecord]:
 
 
 TRACES = Format(
-    TRACES_NAME,
-    "MassGen RL traces",
-    recognise_trace,
-    read_traces,
-    describe_trace_index,
+    *(TRACES_NAME, "MassGen RL traces", recognise_trace, read_traces, describe_trace_index),
     is_whole=True,
     run_folder=_find_traces_folder,
 )
 LOGS = Format(
-    LOGS_NAME,
-    "MassGen session logs (coordination_events.json)",
-    recognise_log,
-    read_logs,
-    describe_log_file,
+    *(LOGS_NAME, "MassGen session logs (coordination_events.json)", recognise_log, read_logs, describe_log_file),
     is_whole=True,
     run_folder=find_folder_above(r"(turn|attempt)_\d+|log_[\d_]+"),
 )
 COORDINATION = Format(
-    COORDINATION_NAME,
-    "MassGen coordination logs of 2025",
-    recognise_coordination,
-    read_coordination,
+    *(COORDINATION_NAME, "MassGen coordination logs of 2025", recognise_coordination, read_coordination),
     is_whole=True,
     run_folder=get_parent_folder,
 )

@@ -61,7 +61,7 @@ WRITTEN = (Placement.NEW, Placement.FURTHER, Placement.SIBLING)
 """Placements of records that are not in the lake."""
 
 
-class Extent(NamedTuple):
+class DocumentExtent(NamedTuple):
     """How far a reading is."""
 
     paths: list[list[Decision]]
@@ -70,10 +70,10 @@ class Extent(NamedTuple):
     source: str
 
 
-def make_extent(paths: list[list[Decision]], ended_at: datetime | None, source: str | None) -> Extent:
+def make_extent(paths: list[list[Decision]], ended_at: datetime | None, source: str | None) -> DocumentExtent:
     """Build an extent; a time without a zone is in UTC, as it is stored, and an unknown one precedes all others."""
     at = datetime.min.replace(tzinfo=UTC) if ended_at is None else ended_at
-    return Extent(paths, at if at.tzinfo else at.replace(tzinfo=UTC), source or "")
+    return DocumentExtent(paths, at if at.tzinfo else at.replace(tzinfo=UTC), source or "")
 
 
 def list_paths(
@@ -117,7 +117,7 @@ def names_same_file(name: str, other: str) -> bool:
 
 
 @dataclass(slots=True)
-class Reading:
+class CurrentReading:
     """The current reading of a rollout."""
 
     number: int
@@ -126,7 +126,7 @@ class Reading:
     attempt: int
     episode_id: int
     content_hash: int
-    extent: Extent | None = None
+    extent: DocumentExtent | None = None
     """None until it is needed."""
     record: "_KeyedRecord | None" = None
     """Its record, if it is not in the lake."""
@@ -160,7 +160,7 @@ class Original(NamedTuple):
             setattr(record, name, getattr(self, name))
 
 
-class _Head(NamedTuple):
+class _PlacedRecord(NamedTuple):
     """A record for those of its document that name it as their parent."""
 
     placement: Placement
@@ -184,7 +184,7 @@ class Placer:
         self,
         newest: Mapping[Slot, LatestAttempt],
         forgotten: AbstractSet[int],
-        measure: Callable[[Sequence[Reading]], None],
+        measure: Callable[[Sequence[CurrentReading]], None],
         look_up_contents: Callable[[Sequence[int]], Sequence[int | None]],
         list_decisions: Callable[[Sequence[StepRecord]], list[Decision]],
         *,
@@ -196,8 +196,8 @@ class Placer:
         self._look_up_contents = look_up_contents
         self._list_decisions = list_decisions
         self._is_lasting = is_lasting
-        self._readings: dict[Slot, Reading] = {}
-        self._heads: dict[tuple[str | None, str | None], _Head] = {}
+        self._readings: dict[Slot, CurrentReading] = {}
+        self._heads: dict[tuple[str | None, str | None], _PlacedRecord] = {}
         self._forks: dict[tuple[str | None, str], list[tuple[_KeyedRecord, int]]] = {}
 
     def add_forks(self, records: Iterable[EpisodeRecord]) -> None:
@@ -208,7 +208,7 @@ class Placer:
                 fork = _KeyedRecord(record, ids.to_text(make_episode_id(record, record.run_id or "")))
                 self._forks.setdefault((record.source_uri, parent), []).append((fork, step))
 
-    def place(self, record: EpisodeRecord, identity: Identity) -> tuple[Placement, Identity]:
+    def place_record(self, record: EpisodeRecord, identity: Identity) -> tuple[Placement, Identity]:
         """Place a record, and set its rollout index, its attempt and the ids of its parents.
 
         Args:
@@ -230,11 +230,11 @@ class Placer:
             number = head.number
             placement, attempt = self._place_derived(document, keyed, head)
         first_id = ids.to_text(document.identify_as(number, document.first_attempt).episode_id) if number else keyed.key
-        self._heads[file, keyed.key] = _Head(placement, number, first_id)
+        self._heads[file, keyed.key] = _PlacedRecord(placement, number, first_id)
         placed = document.identify_as(number, attempt)
         if placement in WRITTEN and placed.episode_id not in self._forgotten:
             slot = document.get_slot(number)
-            reading = Reading(number, slot, attempt, placed.episode_id, placed.content_hash, record=keyed)
+            reading = CurrentReading(number, slot, attempt, placed.episode_id, placed.content_hash, record=keyed)
             if self._is_lasting:
                 self._measure([reading])
                 reading.record = None
@@ -261,7 +261,7 @@ class Placer:
         return Placement.SIBLING, free, first
 
     def _choose_extended(
-        self, document: "_Document", mine: Extent, extended: Sequence[Reading]
+        self, document: "_Document", mine: DocumentExtent, extended: Sequence[CurrentReading]
     ) -> tuple[Placement, int, int]:
         """Return the placement, sibling number and attempt of a document that extends readings."""
         equal = [reading for reading in extended if _get_decisions(reading) == mine.paths[0]]
@@ -273,7 +273,7 @@ class Placer:
             return Placement.EARLIER, reading.number, reading.attempt
         return Placement.FURTHER, reading.number, reading.attempt + 1
 
-    def _place_derived(self, document: "_Document", keyed: _KeyedRecord, head: _Head) -> tuple[Placement, int]:
+    def _place_derived(self, document: "_Document", keyed: _KeyedRecord, head: _PlacedRecord) -> tuple[Placement, int]:
         """Return the placement and attempt of a record that came out of another of its document."""
         reading = self._get_reading(document.get_slot(head.number), head.number)
         if reading is None:
@@ -292,12 +292,12 @@ class Placer:
                 return Placement.EARLIER, reading.attempt
         return Placement.FURTHER, reading.attempt + 1
 
-    def _list_family(self, document: "_Document") -> tuple[list[Reading], int]:
+    def _list_family(self, document: "_Document") -> tuple[list[CurrentReading], int]:
         """Return the readings that share a record's key, and the number that a further sibling gets.
 
         If one of them was erased, that is its number: the record may be the erased one, which must not come back.
         """
-        family: list[Reading] = []
+        family: list[CurrentReading] = []
         erased: int | None = None
         for number in count():
             slot = document.get_slot(number)
@@ -309,13 +309,15 @@ class Placer:
                 return family, number if erased is None else erased
         raise AssertionError  # count() is endless
 
-    def _get_reading(self, slot: Slot, number: int) -> Reading | None:
+    def _get_reading(self, slot: Slot, number: int) -> CurrentReading | None:
         reading = self._readings.get(slot)
         if reading is None and (last := self._newest.get(slot)) is not None:
-            reading = self._readings[slot] = Reading(number, slot, last.attempt, last.episode_id, last.content_hash)
+            reading = self._readings[slot] = CurrentReading(
+                number, slot, last.attempt, last.episode_id, last.content_hash
+            )
         return reading
 
-    def _measure(self, readings: Iterable[Reading]) -> None:
+    def _measure(self, readings: Iterable[CurrentReading]) -> None:
         """Set the extents of readings."""
         unmeasured = [reading for reading in readings if reading.extent is None]
         for reading in unmeasured:
@@ -324,7 +326,7 @@ class Placer:
         if stored := [reading for reading in unmeasured if reading.record is None]:
             self._measure_stored(stored)
 
-    def _make_extent(self, keyed: _KeyedRecord) -> Extent:
+    def _make_extent(self, keyed: _KeyedRecord) -> DocumentExtent:
         paths = list_paths(
             keyed,
             lambda rollout: self._list_decisions(rollout.record.steps),
@@ -333,7 +335,7 @@ class Placer:
         return make_extent(paths, keyed.record.ended_at, keyed.record.source_uri)
 
 
-def measure_stored(store: Store, readings: Sequence[Reading], version: int) -> None:
+def measure_stored(store: Store, readings: Sequence[CurrentReading], version: int) -> None:
     """Set the extents of readings in a lake, at a version of `episodes`."""
 
     def scan(table: Table, entries: Iterable[FileEntry]) -> pl.LazyFrame:
@@ -403,27 +405,27 @@ class _Document:
         self._record.attempt = self.first_attempt
         return make_episode_id(self._record, self._record.run_id or "")
 
-    def is_in(self, reading: Reading) -> bool:
+    def is_in(self, reading: CurrentReading) -> bool:
         """Return whether the record is a reading, word for word."""
         return self.identify_as(reading.number, reading.attempt).content_hash == reading.content_hash
 
-    def was_in(self, reading: Reading) -> bool:
+    def was_in(self, reading: CurrentReading) -> bool:
         """Return whether the record is one that a reading replaced."""
         earlier = [self.identify_as(reading.number, attempt) for attempt in range(self.first_attempt, reading.attempt)]
         stored = self._look_up_contents([identity.episode_id for identity in earlier])
         return any(identity.content_hash == content for identity, content in zip(earlier, stored, strict=True))
 
 
-def _get_decisions(reading: Reading) -> list[Decision]:
+def _get_decisions(reading: CurrentReading) -> list[Decision]:
     return reading.extent.paths[0] if reading.extent else []
 
 
-def _extends(mine: Extent, reading: Reading) -> bool:
+def _extends(mine: DocumentExtent, reading: CurrentReading) -> bool:
     """Return whether a path of a document begins with the decisions of a reading."""
     is_same_file = reading.extent is not None and names_same_file(mine.source, reading.extent.source)
     return any(is_extension(path, _get_decisions(reading), is_same_file=is_same_file) for path in mine.paths)
 
 
-def _is_beginning(mine: Extent, reading: Reading) -> bool:
+def _is_beginning(mine: DocumentExtent, reading: CurrentReading) -> bool:
     """Return whether a path of a reading begins with the decisions of a document."""
     return any(is_extension(path, mine.paths[0]) for path in (reading.extent.paths if reading.extent else ()))

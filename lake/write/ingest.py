@@ -249,16 +249,19 @@ def read_batches(files: Iterable[PlannedFile], batch_size: int, runs: RunLookup 
         batch_size: maximum number of episodes of a batch, if no document exceeds it.
         runs: the runs of the lake; None if there is no lake.
     """
-    open_snapshot = None if runs is None else runs.open_snapshot
+
+    def close(batch: Batch) -> Batch:
+        mark_copies_between_files(select_sessions(batch), None if runs is None else runs.open_snapshot)
+        return batch
+
     batch: Batch = []
     steps = previous_bytes = batch_start = done = 0
+    is_full = False
     last: PlannedFile | None = None
     for file, item in read_items(files, runs):
-        is_full = len(batch) >= batch_size or steps >= BATCH_STEPS or done - batch_start >= BATCH_BYTES
         is_derived = not isinstance(item, Reject) and file.format.is_whole and item[1].parent_episode_id is not None
         if is_full and not is_derived:
-            mark_copies_between_files(select_sessions(batch), open_snapshot)
-            yield batch
+            yield close(batch)
             batch, steps, batch_start = [], 0, done
         if file is not last:
             previous_bytes += last.input.meter.done if last else 0
@@ -266,9 +269,12 @@ def read_batches(files: Iterable[PlannedFile], batch_size: int, runs: RunLookup 
         batch.append((file, item))
         steps += 0 if isinstance(item, Reject) else len(item[1].steps)
         done = previous_bytes + file.input.meter.done
+        is_full = len(batch) >= batch_size or steps >= BATCH_STEPS or done - batch_start >= BATCH_BYTES
+        if is_full and not file.format.is_whole:
+            yield close(batch)
+            batch, steps, batch_start, is_full = [], 0, done, False
     if batch:
-        mark_copies_between_files(select_sessions(batch), open_snapshot)
-        yield batch
+        yield close(batch)
 
 
 def select_sessions(batch: Batch) -> list[EpisodeRecord]:

@@ -142,7 +142,7 @@ def preview(plan: IngestPlan, previewed: PreviewedEpisodes | None = None, *, num
             content = previewed.contents.get(identity.episode_id)
             placement = Placement.NEW if content is None else Placement.SAME
             if planned.format.is_whole:
-                placement, identity = previewed.placer.place(record, identity)
+                placement, identity = previewed.placer.place_record(record, identity)
             if placement in WRITTEN:
                 previewed.contents[identity.episode_id] = identity.content_hash
                 counts.add_episode(record, identity.group_id)

@@ -1,62 +1,66 @@
 """Which episode owns a response that several files of a run hold: the first one that brought it to the lake.
 
 `lake.formats.chat.sessions` states the rule and applies it inside a file. Here the records of a batch are compared with
-each other and with the lake before they are written. The lake is asked only for steps at the times of the batch's
-steps, because copies keep their times. It is asked for their ids only if a step of another file has the same time. So
-sessions without copies cost one narrow query per batch.
+each other and with the lake before they are written.
 
 Tools copy a history from its beginning. So a copy is of a file that also has the responses before it; else a careless
-server gave two sessions the same ids.
+server gave two sessions the same ids. The lake is asked only for steps at the times of the records' first responses,
+because copies keep their times. Only files that share an id or such a time are compared.
+
+A file is known by its task and its name. All of its episodes count as one owner, because a branch of a session may
+become another episode when the file grows.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import PurePosixPath
+from typing import Any
 
 import msgspec
 import polars as pl
 
 from lake import ids
 from lake.formats.base.fields import as_object
-from lake.formats.chat.sessions import ResponseKey, list_responses, mark_copied_steps
+from lake.formats.chat.sessions import ResponseKey, get_response_id, list_responses, mark_copied_steps
 from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, StepRecord
 
-_SHARED = ("run_id", "episode_id", "is_copied_context", "started_at", "prompt_tokens", "completion_tokens", "extra")
+_Key = tuple[str | None, ResponseKey]
+"""Run and key of a response."""
+_Time = tuple[str | None, datetime]
+"""Run and time of a response."""
+_FiledRecord = tuple[EpisodeRecord, int]
+"""A record and the hash of its file."""
 
 
-def mark_copies_between_files(records: Sequence[EpisodeRecord], open_snapshot: Callable[[], Snapshot]) -> None:
+def mark_copies_between_files(records: Sequence[EpisodeRecord], open_snapshot: Callable[[], Snapshot] | None) -> None:
     """Mark the steps as copied context whose responses the lake, or earlier records, have from other files.
 
     Args:
         records: records of sessions, whose runs and files are set.
+        open_snapshot: opens the lake; None if there is no lake.
     """
-    responses = [(record, list_responses(record)) for record in records]
-    known = _Responses()
-    if any(steps for _, steps in responses):
-        known.read_lake(responses, open_snapshot)
-    for record, steps in responses:
-        file, copied = _hash_file(record.task_id, record.source_uri), []
-        origins: set[int] | None = None
-        for index, keys in steps:
-            hashes = [_hash_key(record.run_id, key) for key in keys]
-            owner = next((known.owners[key] for key in hashes if key in known.owners), file)
-            is_own = not record.steps[index].is_copied_context
-            if is_own and owner != file and (origins is None or owner in origins):
-                copied.append(index)
-                is_own = False
-            files = set[int]().union(*(known.files.get(key, ()) for key in hashes))
-            origins = files if origins is None else origins & files
-            for key in hashes:
-                known.add(key, file, is_own=is_own and owner == file)
-        mark_copied_steps(record, copied)
+    filed_records = [(record, _hash_file(record.task_id, record.source_uri)) for record in records]
+    firsts = {time: file for record, file in filed_records for time in _list_times(record)[:1]}
+    snapshot = open_snapshot() if firsts and open_snapshot is not None else None
+    if snapshot is not None and not snapshot.files("steps"):
+        snapshot = None
+    sharing_files = _find_shared_ids(filed_records)
+    if snapshot is not None:
+        sharing_files |= {firsts[at] for file, at, *_ in _read_stored(snapshot, firsts) if firsts.get(at, file) != file}
+    filed_records = [(record, file) for record, file in filed_records if file in sharing_files]
+    responses = _Responses()
+    if snapshot is not None and filed_records:
+        responses.add_stored(snapshot, {time for record, _ in filed_records for time in _list_times(record)})
+    for record, file in filed_records:
+        mark_copied_steps(record, responses.add_record(record, file))
 
 
 def list_owners(records: Iterable[EpisodeRecord]) -> dict[int, int]:
-    """Return the responses that records own, as hashes, and the file of each."""
+    """Return the responses that records own, as hashes that other processes compute too, and the file of each."""
     return {
-        _hash_key(record.run_id, key): _hash_file(record.task_id, record.source_uri)
+        ids.bytes_hash(msgspec.json.encode((record.run_id, key))): _hash_file(record.task_id, record.source_uri)
         for record in records
         for index, keys in list_responses(record)
         for key in keys
@@ -65,60 +69,81 @@ def list_owners(records: Iterable[EpisodeRecord]) -> dict[int, int]:
 
 
 class _Responses:
-    """Responses by their hashes: the files that have each, and the one that owns it."""
+    """Responses, the file that owns each, and the files that have a copy."""
 
     def __init__(self) -> None:
-        self.files: dict[int, set[int]] = {}
-        self.owners: dict[int, int] = {}
+        self._owners: dict[_Key, int] = {}
+        self._copies: dict[_Key, set[int]] = {}
 
-    def add(self, key: int, file: int, *, is_own: bool) -> None:
-        """Add a response of a file."""
-        self.files.setdefault(key, set()).add(file)
-        if is_own:  # of several owners in an old lake, every reading takes the same one
-            self.owners[key] = min(self.owners.get(key, file), file)
+    def add_record(self, record: EpisodeRecord, file: int) -> list[int]:
+        """Add the responses of a record, and return those of its steps that are copies of other files' responses."""
+        copied: list[int] = []
+        origins: set[int] | None = None
+        """The files that have all responses so far."""
+        for index, response_keys in list_responses(record):
+            keys = [(record.run_id, key) for key in response_keys]
+            owner = next((self._owners[key] for key in keys if key in self._owners), file)
+            is_own = not record.steps[index].is_copied_context
+            if is_own and owner != file and (origins is None or owner in origins):
+                copied.append(index)
+            files = {self._owners[key] for key in keys if key in self._owners}
+            files = files.union(*(self._copies.get(key, ()) for key in keys))
+            origins = files if origins is None else origins & files
+            for key in keys:
+                self._add(key, file, is_own=is_own and owner == file)
+        return copied
 
-    def read_lake(
-        self,
-        responses: Sequence[tuple[EpisodeRecord, list[tuple[int, list[ResponseKey]]]]],
-        open_snapshot: Callable[[], Snapshot],
-    ) -> None:
-        """Add the responses that the lake has at the times of some others, where files share a time."""
-        files_by_time: dict[tuple[str | None, datetime], set[int]] = {}
-        for record, steps in responses:
-            for time in (time for index, _ in steps if (time := record.steps[index].started_at) is not None):
-                file = _hash_file(record.task_id, record.source_uri)
-                files_by_time.setdefault((record.run_id, time), set()).add(file)
-        if not files_by_time:
-            return
-        times = [time for _, time in files_by_time]
-        snapshot = open_snapshot()
-        stored = snapshot.scan("steps").filter(
-            pl.col("run_id").is_in({run for run, _ in files_by_time})
-            & pl.col("started_at").is_between(min(times), max(times))
-            & pl.col("started_at").is_in(times)
-        )
-        rows = collect_rows(stored.select("run_id", "started_at", "episode_id"))
-        if rows.is_empty():
-            return
-        episodes = snapshot.scan("episodes").filter(pl.col("episode_id").is_in(rows["episode_id"].unique().to_list()))
-        names = collect_rows(episodes.select("episode_id", "task_id", "source_uri"))
-        files = {episode: _hash_file(task, uri) for episode, task, uri in names.iter_rows()}
-        for run, time, episode in rows.iter_rows():
-            files_by_time[run, time].add(files[episode])
-        shared_times = {time for (_, time), sharing_files in files_by_time.items() if len(sharing_files) > 1}
-        if not shared_times:
-            return
-        shared = stored.filter(pl.col("episode_id").is_in(list(files)) & pl.col("started_at").is_in(shared_times))
-        for run, episode, is_copied, *fields, extra in collect_rows(shared.select(_SHARED)).iter_rows():
+    def add_stored(self, snapshot: Snapshot, times: Collection[_Time]) -> None:
+        """Add the responses that the lake has at some times."""
+        columns = ("is_copied_context", "prompt_tokens", "completion_tokens", "extra")
+        for file, (run, at), is_copied, prompt, completion, extra in _read_stored(snapshot, times, *columns):
             step = StepRecord(state=None, action="", extra=as_object(msgspec.json.decode(extra or "{}")))
-            step.started_at, step.prompt_tokens, step.completion_tokens = fields
+            step.started_at, step.prompt_tokens, step.completion_tokens = at, prompt, completion
             for _, keys in list_responses(EpisodeRecord(task_id="", steps=[step])):
-                self.add(_hash_key(run, keys[0]), files[episode], is_own=not is_copied)
+                self._add((run, keys[0]), file, is_own=not is_copied)
+
+    def _add(self, key: _Key, file: int, *, is_own: bool) -> None:
+        if not is_own:
+            self._copies.setdefault(key, set()).add(file)
+        elif (owner := self._owners.setdefault(key, file)) != file:
+            # An old lake may have several owners; every reading takes the same one.
+            self._owners[key] = min(owner, file)
+            self._copies.setdefault(key, set()).add(max(owner, file))
+
+
+def _list_times(record: EpisodeRecord) -> list[_Time]:
+    """Return the times of the responses of a record."""
+    steps = (step for step in record.steps if get_response_id(step) is not None)
+    return [(record.run_id, step.started_at) for step in steps if step.started_at is not None]
+
+
+def _find_shared_ids(filed_records: Iterable[_FiledRecord]) -> set[int]:
+    """Return the files that have an id of a response in common with another one."""
+    files: dict[tuple[str | None, str], int] = {}
+    sharing_files = set[int]()
+    for record, file in filed_records:
+        for step in record.steps:
+            name = get_response_id(step)
+            if name is not None and (other_file := files.setdefault((record.run_id, name), file)) != file:
+                sharing_files |= {file, other_file}
+    return sharing_files
+
+
+def _read_stored(snapshot: Snapshot, times: Collection[_Time], *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Yield file, time and some columns of the lake's steps at some times."""
+    instants = {at for _, at in times}
+    steps = snapshot.scan("steps").filter(
+        pl.col("run_id").is_in({run for run, _ in times})
+        & pl.col("started_at").is_between(min(instants), max(instants))
+        & pl.col("started_at").is_in(instants)
+    )
+    rows = collect_rows(steps.select("run_id", "started_at", "episode_id", *columns))
+    episodes = snapshot.scan("episodes").filter(pl.col("episode_id").is_in(rows["episode_id"].unique().to_list()))
+    names = collect_rows(episodes.select("episode_id", "task_id", "source_uri")) if len(rows) else pl.DataFrame()
+    files = {episode: _hash_file(task, uri) for episode, task, uri in names.iter_rows()}
+    for run, at, episode, *fields in rows.iter_rows():
+        yield files[episode], (run, at), *fields
 
 
 def _hash_file(task_id: str, source_uri: str | None) -> int:
     return ids.key_hash(task_id, PurePosixPath(source_uri or "").name)
-
-
-def _hash_key(run_id: str | None, key: ResponseKey) -> int:
-    return ids.bytes_hash(msgspec.json.encode((run_id, *key)))

@@ -240,7 +240,7 @@ class EpisodeWriter:
         for position, record in enumerate(records):
             placement = None
             if position in originals:
-                placement, identities[position] = placer.place(record, originals[position].identity)
+                placement, identities[position] = placer.place_record(record, originals[position].identity)
             identity = identities[position]
             if placement in (Placement.EARLIER, Placement.SHORTER):
                 outcome.present += 1

@@ -277,7 +277,9 @@ def _describe_empty_scores(snapshot: Snapshot, episodes: pl.DataFrame, scores: N
 def suggest_scores(snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[str]:
     """Yield a line if scorers have values for episodes without a score, with their names, most values first."""
     query = "SELECT scorer, episode_id FROM current_scores WHERE step_index IS NULL AND value IS NOT NULL"
-    unscored_episodes = episodes.filter(pl.col("episode_score").is_null())
+    # The scores of a failed episode are no measurement (`lake.formats.base.rules`).
+    is_finished = pl.col("status").is_in(["completed", "truncated"])
+    unscored_episodes = episodes.filter(pl.col("episode_score").is_null() & is_finished)
     scorers = snapshot.sql(query).join(unscored_episodes, on="episode_id", how="semi").group_by("scorer").len()
     if scorers.height:
         names = scorers.sort("len", "scorer", descending=[True, False])["scorer"]

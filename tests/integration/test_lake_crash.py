@@ -9,6 +9,7 @@ The processes are real, and killed with SIGKILL. Kills at random moments, follow
 test_lake_faults_kills; races in test_lake_faults_writers.
 """
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -118,3 +119,25 @@ def test_killed_again_and_again(tmp_path: Path, file: Path, undisturbed: dict[st
         assert len(lk.snapshot().dead_write_ids) == 3
         finished(lk, file, 13, undisturbed)
         finished(lk, file, 29, undisturbed)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_siblings_that_share_an_id_are_taken_once_after_a_kill_by_two_at_a_time(tmp_path: Path, when: str) -> None:
+    source, agent = tmp_path / "siblings", {"name": "a", "version": "1"}
+    source.mkdir()
+    for number in range(5):
+        steps = [{"step_id": 1, "source": "agent", "message": f"answer {number}"}]
+        document = {"schema_version": "ATIF-v1.6", "session_id": "run", "agent": agent, "steps": steps}
+        (source / f"{number}.json").write_text(json.dumps(document))
+    killed = Worker("ingest", tmp_path / "lake", source, "run", 1, faults=f"commit:episodes 3 {when} kill")
+    at_the_gate(killed)
+    assert killed.wait() == -9, killed.error
+    others = [Worker("ingest", tmp_path / "lake", source, "run", size) for size in (1, 2)]
+    at_the_gate(*others)
+    assert [worker.wait() for worker in others] == [0, 0], [worker.error for worker in others]
+    lk = lake.open(tmp_path / "lake")
+    for _ in range(2):
+        report = ingest(lk, source, run_id="run")
+        assert (report.new, report.present, report.rejected) == (0, 5, 0)
+    assert assert_whole(lk.snapshot()) == 5
+    assert lk.sql("SELECT count(DISTINCT action) FROM steps").item() == 5

@@ -1,5 +1,6 @@
 """The doctor: every check finds what it is there for, says where, and leaves a whole lake in peace."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 from deltalake import write_deltalake
 
 import lake
-from lake import Lake, ids
+from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.care import doctor
 from lake.care.doctor import diagnose, examine
 from lake.care.maintenance import FEW_FILES
 from lake.errors import LakeAccessError, NotALakeError
+from lake.records import identify
 from lake.tables import TABLES
+from lake.write.ingest import ingest
 from testkit.episodes import episode
 from testkit.examples import mostly_slow
 
@@ -85,6 +88,56 @@ def test_two_attempts_that_both_count(lk: Lake) -> None:
     (detail,) = wrong(lk).values()
     assert detail.startswith("2 attempts of rollout 0 of group ")
     assert detail.endswith("retract all but one")
+
+
+def test_what_todays_rules_would_read_otherwise_is_named_with_the_commands_that_read_it_again(
+    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def walk(*actions: str, file: str, **fields: Any) -> EpisodeRecord:
+        record = episode("s", fields.pop("index", 0), source_uri=file, **{"source_format": "atif"} | fields)
+        record.steps = [StepRecord(state="", action=action) for action in actions]
+        return record
+
+    check = "episodes are as today's rules read them"
+    siblings = [walk("a", file="0.json"), walk("b", file="1.json", attempt=1), walk("b", "c", file="2.json", attempt=2)]
+    lk.append(siblings, run_id="siblings")
+    truths = [walk("a", file="1.jsonl", index=n, source_format="verl", ground_truth=n) for n in range(2)]
+    for record in truths:
+        record.task_id = "prompt-0"
+    lk.append(truths, run_id="mixed")
+    fields = {"source_format": "verl", "file": "2.jsonl"}
+    failed = walk("a", status="failed", error="gone", env_return=0.0, **fields)
+    lk.append(
+        [failed, walk("b", index=1, extra={"loss_mask": [0]}, **fields), walk("c", index=2, **fields)], run_id="rules"
+    )
+    cleared = walk("a", "b", file="s.jsonl", source_format="claude_code")
+    cleared.steps[1].state = "<command-name>/clear</command-name>"
+    lk.append([cleared], run_id="cleared")
+    names = {record.steps[0].action: identify(record, "siblings").episode_id for record in siblings[:2]}
+    detail = wrong(lk, "note")[check]
+    by_run = {run: detail.partition(f" of run {run}, ")[2].partition(" of run ")[0] for run in ("siblings", "mixed")}
+    assert ids.to_text(names["a"]) in by_run["siblings"]
+    assert ids.to_text(names["b"]) not in by_run["siblings"], "another reading extends it"
+    assert f"`trajlake ingest 0.json 1.json 2.json --run siblings --lake {lk.uri}`" in by_run["siblings"]
+    assert "retract" not in by_run["siblings"]
+    assert "--where \"run_id = 'mixed'\"" in by_run["mixed"]
+    assert "--run mixed-again" in by_run["mixed"]
+    assert "2 episodes of run rules" in detail
+    assert "1 episode of run cleared" in detail
+    lk.retract([row[0] for row in lk.sql("SELECT episode_id FROM episodes WHERE run_id <> 'siblings'").iter_rows()])
+    sibling = walk("a", file="0.json", run_id="siblings", index=7)
+    lk.append([sibling])
+    assert check not in wrong(lk, "note"), "it was read again"
+    agent = {"name": "a", "version": "1"}
+    steps = [{"step_id": 1, "source": "agent", "message": "a"}]
+    (tmp_path / "f.json").write_text(
+        json.dumps({"schema_version": "ATIF-v1.6", "session_id": "s", "agent": agent, "steps": steps})
+    )
+    monkeypatch.chdir(tmp_path)
+    ingest(lk, "f.json", run_id="source")
+    assert check not in wrong(lk, "note")
+    lk.append([walk("a", file="f.json", run_id="source", index=1)])
+    assert "1 episode of run source" in wrong(lk, "note")[check]
 
 
 def test_a_job_that_ended_twice(lk: Lake) -> None:

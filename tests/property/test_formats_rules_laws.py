@@ -290,18 +290,17 @@ def test_a_message_that_is_excluded_is_not_trained_on(source: str, mask: list[bo
 
 
 @pytest.mark.parametrize("source", ["messages", "completion", "sharegpt", "verifiers_results"])
-@given(mask=MASKS, of_messages=st.booleans(), key=st.sampled_from(["loss_mask", "train", "weight"]))
+@given(mask=MASKS, of_messages=st.booleans(), key=st.sampled_from(["loss_mask", "train", "weight", "ignore"]))
 def test_a_row_excludes_messages_by_a_list_and_all_of_them_by_a_flag(
     source: str, mask: list[bool], of_messages: bool, key: str
 ) -> None:
     write, make_row = CHATS[source]
-    weights = [
-        weight for is_trained in mask for weight in ((0, int(is_trained)) if of_messages else (int(is_trained),))
-    ]
+    flags = [is_trained != (key in IGNORES) for is_trained in mask]
+    entries = [entry for flag in flags for entry in ((0, int(flag)) if of_messages else (int(flag),))]
     row = make_row(make_chat(mask))
-    ((record,), _) = read(write, [row | {key: weights}])
+    ((record,), _) = read(write, [row | {key: entries}])
     assert [step.trainable for step in record.steps] == mask
-    ((record,), _) = read(write, [row | {key: mask[0]}])
+    ((record,), _) = read(write, [row | {key: flags[0]}])
     assert {step.trainable for step in record.steps} == {mask[0]}
 
 

@@ -184,12 +184,50 @@ def write_agent_lightning(calls: list[Call]) -> str:
     return "\n".join(map(json.dumps, lines))
 
 
+def write_langsmith(calls: list[Call]) -> str:
+    lines: list[Any] = []
+
+    def add(run_type: str, second: int, inputs: Any, outputs: Any) -> None:
+        ids = {"id": f"r{len(lines)}", "trace_id": "t", "parent_run_id": None, "name": run_type, "run_type": run_type}
+        times = {"start_time": time_text(second), "end_time": time_text(second + 1), "dotted_order": str(second)}
+        lines.append(ids | times | {"inputs": inputs, "outputs": outputs, "feedback_stats": None})
+
+    for index, call in enumerate(calls):
+        inputs = {"messages": prompt(index)} if call.has_prompt else {}
+        add("llm", 4 * index, inputs, {"messages": [answer(index)]} if call.has_answer else {})
+        content = (json.loads(arguments(index)), {"output": f"not {index}"}) if call.has_tool else ({}, {})
+        add("tool", 4 * index + 2, *content)
+    return "\n".join(map(json.dumps, lines))
+
+
+def write_mlflow(calls: list[Call]) -> str:
+    spans: list[Any] = []
+
+    def add(kind: str, second: int, inputs: Any, outputs: Any) -> None:
+        start = 1_800_000_000_000_000_000 + second * 10**9
+        attributes = {"mlflow.spanType": kind, "mlflow.spanInputs": inputs, "mlflow.spanOutputs": outputs}
+        texts = {key: json.dumps(field) for key, field in attributes.items() if field is not None}
+        times = {"start_time_unix_nano": start, "end_time_unix_nano": start + 10**9}
+        ids = {"span_id": f"{len(spans):016x}", "parent_span_id": None, "name": kind.lower()}
+        spans.append(ids | times | {"status": {"code": "STATUS_CODE_OK"}, "attributes": texts})
+
+    for index, call in enumerate(calls):
+        request = {"messages": prompt(index)} if call.has_prompt else None
+        response = {"choices": [{"message": answer(index)}]} if call.has_answer else None
+        add("CHAT_MODEL", 4 * index, request, response)
+        content = (json.loads(arguments(index)), f"not {index}") if call.has_tool else (None, None)
+        add("TOOL", 4 * index + 2, *content)
+    return json.dumps({"info": {"trace_id": "tr-1"}, "data": {"spans": spans}})
+
+
 FORMATS: dict[str, tuple[Callable[[list[Call]], str], str, bool]] = {
     "langfuse": (write_langfuse, "LANGFUSE_OBSERVE_DECORATOR_IO_CAPTURE_ENABLED", False),
     "openai_agents": (write_openai_agents, "trace_include_sensitive_data", True),
     "genai": (write_otlp(genai_call, genai_tool), "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", True),
     "openinference": (write_otlp(openinference_call, openinference_tool), "OPENINFERENCE_HIDE_INPUTS", False),
     "vercel": (write_otlp(vercel_call, vercel_tool), "recordInputs", True),
+    "langsmith": (write_langsmith, "LANGSMITH_HIDE_INPUTS", False),
+    "mlflow": (write_mlflow, "autolog", False),
     "agent_lightning": (write_agent_lightning, "turn_off_message_logging", True),
 }
 """Each format with the setting that its report names, and whether its spans of tools say which tool it was."""

@@ -18,6 +18,7 @@ from lake.write.ingest import ingest
 from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode
 from testkit.examples import examples
+from testkit.shared import shared_data
 
 Actions = tuple[str, ...]
 ASK = "Which way?"
@@ -195,6 +196,23 @@ def test_a_file_that_is_written_again_with_other_steps_is_said_and_loses_nothing
         seen.append((report.new, report.replaced, report.siblings, report.shorter))
     assert seen == [(1, 0, 0, 0), (0, 0, 0, 1), (1, 0, 1, 0), (1, 1, 0, 0)]
     assert list_visible(lk) == [("north", "south"), ("north", "west", "south")]
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("03_atif_siblings/25c_atif_eight", 8),
+        ("03_atif_siblings/25d_atif_minimal", 4),
+        ("03_atif_siblings/25b_atif_same_session_noid", 2),
+        ("14_openhands_critic_attempts/run", 3),
+    ],
+)
+def test_rollouts_that_were_reported_as_one_are_each_an_episode(case: str, expected: int, tmp_path: Path) -> None:
+    lk, source = empty_lake(tmp_path / "lake"), shared_data("cases", *case.split("/"))
+    report = ingest(lk, source)
+    assert (report.new, report.replaced, report.rejected) == (expected, 0, 0)
+    assert len(list_visible(lk)) == expected
+    assert ingest(lk, source).new == 0
 
 
 Decisions = st.lists(

@@ -36,6 +36,11 @@ def document(*steps: Any, **fields: Any) -> dict[str, Any]:
     } | (fields)
 
 
+def write(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value))
+    return path
+
+
 def read(path: Path, value: Any) -> list[tuple[int, EpisodeRecord] | Reject]:
     path.write_text(value if isinstance(value, str) else json.dumps(value, indent=1), "utf-8")
     return list(FORMATS["atif"].read(path))
@@ -376,6 +381,23 @@ def test_rollouts_of_one_session_name_are_told_apart_by_how_they_begin(tmp_path:
     grown = record(tmp_path / "g", document(USER | {"timestamp": "2026-01-01T00:00:00Z"}, agent(), agent(3)))
     other_record = record(tmp_path / "f", document(USER | {"timestamp": "2026-01-01T00:00:09Z"}, agent()))
     assert first.rollout_index == grown.rollout_index != other_record.rollout_index
+
+
+def test_equal_files_of_a_folder_are_siblings_under_any_names(tmp_path: Path) -> None:
+    def number(*paths: Path) -> set[int]:
+        return {record.rollout_index for path in paths for record in read_file(path)[0]}
+
+    first, second = (tmp_path / name for name in ("a.json", "b.json"))
+    (first_number,) = number(write(first, document()))
+    assert number(write(second, document(USER, agent(message="It is 8.")))) == {first_number}, "growth tells them apart"
+    three = [write(tmp_path / f"{name}.json", document()) for name in ("a", "c", "d")]
+    numbers = number(*three)
+    assert len(numbers) == 3
+    assert first_number in numbers
+    three[0].rename(tmp_path / "z.json")
+    assert number(tmp_path / "z.json", *three[1:]) == numbers
+    named = [write(tmp_path / f"{name}.json", document(trajectory_id="t")) for name in ("e", "f")]
+    assert len(number(*named)) == 1, "its own id says that it is one rollout"
 
 
 def test_sub_agents_inside_sub_agents_are_episodes_under_their_parents(tmp_path: Path) -> None:

@@ -384,6 +384,14 @@ def test_a_line_of_an_output_is_an_instance_with_its_outcome(tmp_path: Path) -> 
     assert not third.steps[0].trainable
 
 
+def test_another_attempt_at_an_instance_is_a_sibling(tmp_path: Path) -> None:
+    common = {"instance_id": "a", "history": conversation(), "test_result": {}}
+    lines = [common, *(common | {"attempt": number} for number in (1, 2, 3))]
+    numbers = [item[1].rollout_index for item in read(tmp_path / "f", lines, lines=True) if isinstance(item, tuple)]
+    assert numbers[0] == numbers[1], "the first one has no number in files of earlier versions"
+    assert len(set(numbers)) == 3
+
+
 @pytest.mark.parametrize(
     ("result", "scores", "verdict"),
     [

@@ -241,3 +241,18 @@ def test_waiting_for_a_named_pipe_can_be_interrupted(tmp_path: Path) -> None:
         _, err = child.communicate()
     assert (child.returncode, err.strip()) == (1, "Aborted!")
     assert not (tmp_path / "lake").exists()
+
+
+def test_the_reward_of_a_failed_rollout_is_a_return_on_request_alone(tmp_path: Path) -> None:
+    row = {"task_id": 1, "trial": 0, "reward": 0.0, "info": {"error": "boom"}, "traj": []}
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps([row, row | {"trial": 1, "info": {}}]), "utf-8")
+    done = run(tmp_path, path)
+    assert done.stderr.rstrip().endswith(": 1 reward")
+    counted = run(tmp_path / "counted", path, "--errors-count")
+    assert counted.stderr == ""
+    returns = [
+        lake.open(folder / "lake").scan("episodes").select("env_return").collect()["env_return"].null_count()
+        for folder in (tmp_path, tmp_path / "counted")
+    ]
+    assert returns == [1, 0]

@@ -15,7 +15,7 @@ from lake.formats import choose_format
 from lake.formats.base.format import read_head
 from lake.formats.base.source import Input
 from lake.formats.declared import FOLDER, Declaration, load_declaration
-from lake.formats.declared.reader import Expression, omit_paths
+from lake.formats.declared.expressions import Expression, omit_paths
 from lake.records import EpisodeRecord, Reject
 
 HEAD = """
@@ -245,6 +245,10 @@ def test_companions_join_files_and_never_leave_their_folder(tmp_path: Path) -> N
         records, (reject,) = read(declaration, write(tmp_path, json.dumps(DOCUMENT | {"id": hostile}), "a.json"))
         assert records == []
         assert "names no file" in reject.message
+    (folder / "9.json").symlink_to(tmp_path / "a.json")
+    records, (reject,) = read(declaration, write(tmp_path, json.dumps(DOCUMENT | {"id": "s1"}), "a.json"))
+    assert records == []
+    assert "is a link" in reject.message
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_a_document_with_other_decisions_is_a_sibling_and_what_came_out_of_it_fo
 def test_a_session_that_went_back_extends_what_it_abandoned(lk: Lake) -> None:
     def document() -> list[EpisodeRecord]:
         main = walk("look", "left")
-        fork = {"relation": "fork", "rollout_index": 1, "parent_episode_id": id_of(main), "parent_step_index": 0}
+        fork = {"relation": "fork", "index": 1, "parent_episode_id": id_of(main), "parent_step_index": 0}
         return [main, walk("right", "on", **fork)]
 
     read(lk, walk("look", "right"))
@@ -278,7 +278,7 @@ def test_a_fork_that_got_another_number_is_replaced_as_its_session_is(lk: Lake) 
     def document(*forks: tuple[str, ...], main: tuple[str, ...]) -> list[EpisodeRecord]:
         head = walk(*main)
         parent = {"relation": "fork", "parent_episode_id": id_of(head), "parent_step_index": 0}
-        return [head, *(walk(*fork, rollout_index=n, **parent) for n, fork in enumerate(forks, 1))]
+        return [head, *(walk(*fork, index=n, **parent) for n, fork in enumerate(forks, 1))]
 
     read(lk, *document(("right", "on", "on"), main=("look", "left")))
     counts = read(lk, *document(("left",), main=("look", "right", "on", "on", "end")))

@@ -443,7 +443,7 @@ class TensorDigest:
         """Add the next tensor."""
         tensor = tensor.detach().cpu().contiguous()
         self._digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        self._digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        self._digest.update(tensor.flatten().view(torch.uint8).numpy())
 
     def hexdigest(self) -> str:
         """Return 64 hexadecimal characters."""

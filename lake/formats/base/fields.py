@@ -70,6 +70,11 @@ def as_object(field: Any) -> dict[str, Any]:
     return field if isinstance(field, dict) else {}
 
 
+def as_list(field: Any) -> list[Any]:
+    """Return a list; an empty one for anything else."""
+    return field if isinstance(field, list) else []
+
+
 def as_text(field: Any) -> str | None:
     """Return a text that is not blank; None for anything else."""
     return field if isinstance(field, str) and field.strip() else None

@@ -209,8 +209,8 @@ class Format:
     """A line also does not depend on the lines before it: a file can be read from any line on."""
     is_whole: bool = False
     """A file is one episode, or few whose records are spread over it. If it grows, it is read again completely, and the
-    new rows replace the old ones. Keys therefore come from ids or from the beginning of a rollout: two rollouts never
-    share one, whichever files hold them."""
+    new rows replace the old ones. Keys therefore come from ids or from the beginning of a rollout. If rollouts share
+    one, their decisions tell them apart (`lake.write.growth`)."""
 
     list_parts: Callable[[Path], Iterable[Path]] = lambda _: ()
     """Lists the files that reading a file includes: an ingest of their folder would read and count them twice."""

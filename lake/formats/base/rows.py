@@ -8,7 +8,7 @@ that belong to one episode and are spread over the file, such as spans of concur
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -159,6 +159,12 @@ def make_episode_text_id(record: EpisodeRecord, file: Input) -> str:
 def omit_fields(source: dict[str, Any], *mapped_keys: str) -> dict[str, Any] | None:
     """Return the fields of an object that are neither in `mapped_keys` nor null, for `extra`; None without any."""
     return {key: field for key, field in source.items() if key not in mapped_keys and field is not None} or None
+
+
+def drop_empty(source: Mapping[str, Any], *mapped_keys: str) -> dict[str, Any]:
+    """Return the fields that are neither in `mapped_keys` nor null nor empty, of an object that has all defaults."""
+    fields = ((key, field) for key, field in source.items() if key not in mapped_keys)
+    return {key: field for key, field in fields if field is not None and field not in ("", [], {})}
 
 
 # ---------------------------------------------------------------- values of a file

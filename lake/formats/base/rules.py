@@ -20,12 +20,12 @@ from lake.formats.base.source import Input, Note
 from lake.records import EpisodeRecord, ScoreRecord
 
 WEIGHTS = (
-    *("weight", "loss_weight", "train", "training", "trainable", "loss"),
+    *("weight", "loss_weight", "loss_scale", "train", "training", "trainable", "loss"),
     *("loss_mask", "step_loss_mask", "sample_loss_mask"),
 )
 """Keys whose 0 or false excludes a message or a row from training; a list has an entry for each message."""
 IGNORES = ("ignore", "ignored", "masked", "is_masked")
-"""Keys whose true excludes it."""
+"""Keys whose 1 or true excludes it."""
 EXCLUSIONS = frozenset((*WEIGHTS, *IGNORES))
 _LOSS_WORDS = frozenset(("loss", "mask", "masks", "masked", "unmasked", "train", "trained", "trainable", "ignore"))
 _OTHER_MASKS = frozenset(
@@ -73,7 +73,7 @@ def is_excluded(message: dict[str, Any]) -> bool:
     """Return whether a message says that it is not trained on."""
     if EXCLUSIONS.isdisjoint(message):
         return False
-    return any(_is_off(message.get(key)) for key in WEIGHTS) or any(message.get(key) is True for key in IGNORES)
+    return any(_is_off(message.get(key)) for key in WEIGHTS) or any(message.get(key) == 1 for key in IGNORES)
 
 
 def _is_off(weight: Any) -> bool:
@@ -103,10 +103,10 @@ def _exclude_steps(record: EpisodeRecord, row: dict[str, Any]) -> None:
     if is_excluded(flags):
         for step in record.steps:
             step.trainable = False
-    for weights in (flags.get(key) for key in WEIGHTS):
-        if isinstance(weights, list):
-            for step, index in zip(record.steps, _align_weights(record, len(weights)), strict=False):
-                step.trainable &= not _is_off(weights[index])
+    for key in EXCLUSIONS & flags.keys():
+        if isinstance(entries := flags[key], list):
+            for step, index in zip(record.steps, _align_weights(record, len(entries)), strict=False):
+                step.trainable &= not is_excluded({key: entries[index]})
 
 
 def _align_weights(record: EpisodeRecord, count: int) -> Iterator[int]:

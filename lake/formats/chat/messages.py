@@ -44,6 +44,11 @@ class ChatDecisions(msgspec.Struct):
     message_indices: list[int] = []
     """The index of the message of each step."""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of an episode's record."""
+        return {name: getattr(self, name) for name in ("initial_messages", "final_observation", "steps")}
+
 
 def is_assistant(message: Message) -> bool:
     """Return whether an assistant wrote the message."""

@@ -34,7 +34,7 @@ from lake.formats.base.json_array import Element, Rewriter, find_not_a_number
 from lake.formats.base.rows import UnsupportedError, complete_record, explain_error, is_array, read_array_values
 from lake.formats.base.source import Input, is_cut_line, read_lines, reject_line
 from lake.formats.chat.messages import INSTRUCTIONS, ChatDecisions, Message, describe_state, is_assistant
-from lake.records import EpisodeRecord, Reject, SpanRecord, excerpt, format_record, printable
+from lake.records import EpisodeRecord, Reject, SpanRecord, StepRecord, excerpt, format_record, printable
 
 Line = tuple[int, dict[str, Any]]
 """The number of a line from 1, and its object."""
@@ -274,6 +274,15 @@ ResponseKey = tuple[str, int | None, int | None, datetime | bytes]
 """The id of a response, its numbers of tokens, and its time or its content."""
 
 
+def get_response_id(step: StepRecord) -> str | None:
+    """Return the id that the API gave the response that a step is; None if its source has none."""
+    extra = step.extra or {}
+    for key in RESPONSE_KEYS:
+        if isinstance(name := extra.get(key), str):
+            return name
+    return None
+
+
 def list_responses(record: EpisodeRecord) -> list[tuple[int, list[ResponseKey]]]:
     """Return the steps of a record that are responses with an id, copies included, with their keys.
 
@@ -281,21 +290,23 @@ def list_responses(record: EpisodeRecord) -> list[tuple[int, list[ResponseKey]]]
     response, because some servers give all of them the same one.
     """
     responses: list[tuple[int, list[ResponseKey]]] = []
-    contents: dict[str, set[bytes]] = {}
+    contents: dict[str, bytes] = {}
+    reused_names = set[str]()
     for index, step in enumerate(record.steps):
-        extra = step.extra or {}
-        name = next((extra[key] for key in RESPONSE_KEYS if extra.get(key) is not None), None)
-        if isinstance(name, str):
+        if (name := get_response_id(step)) is not None:
             content = msgspec.json.encode((step.action, step.tool_calls))
-            contents.setdefault(name, set()).add(content)
-            parts: list[datetime | bytes] = [content] if step.started_at is None else [step.started_at, content]
-            keys = [(name, step.prompt_tokens, step.completion_tokens, part) for part in parts]
-            responses.append((index, keys))
-    return [(index, keys) for index, keys in responses if len(contents[keys[0][0]]) == 1]
+            if contents.setdefault(name, content) != content:
+                reused_names.add(name)
+            key = (name, step.prompt_tokens, step.completion_tokens, content)
+            responses.append((index, [key] if step.started_at is None else [(*key[:3], step.started_at), key]))
+    return [(index, keys) for index, keys in responses if keys[0][0] not in reused_names]
 
 
-def mark_copies(records: Iterable[EpisodeRecord]) -> None:
+def mark_copies(records: Collection[EpisodeRecord]) -> None:
     """Mark the steps of a file whose response came before, in the order of its episodes, as copied context."""
+    names = [name for record in records for step in record.steps if (name := get_response_id(step)) is not None]
+    if len(names) == len(set(names)):
+        return
     owned = set[ResponseKey]()
     for record in records:
         copied = []

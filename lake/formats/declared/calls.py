@@ -126,9 +126,10 @@ def build_span(fields: dict[str, Any], attributes: dict[str, Any]) -> Span:
         result, call_id, is_error = parse_result(decode_payload(output))
         span.tool = Tool(
             name=span.name,
+            is_named=False,
             call_id=as_text(fields.get("call_id")) or call_id,
             arguments=fields.get("input"),
-            result=span.error if output is None else result,
+            result=span.error if is_empty("output", output) else result,
             is_error=True if span.error else is_error,
         )
     elif kind == "agent":

@@ -10,6 +10,8 @@ the decisions of an episode, in the order of their start; a sub-agent is another
   agents (a handoff, a workflow) are one episode.
 * Every call of a trace repeats the conversation: the messages that are new to it are its context
   (`chat.messages.CallHistory`).
+* Content that a tracer left out is reported with its setting. Of a call without content, the tool calls are those that
+  spans of tools record, with a name besides the span's. Such a step is not trained on.
 * Results of tools are in the prompts of later calls. Results that no prompt repeats (the prompt was not recorded, or no
   call came later) become messages made of the tools' spans.
 
@@ -624,7 +626,7 @@ def to_nanoseconds(time: datetime | None) -> int | None:
 
 
 def _has_tool_content(tool: Tool) -> bool:
-    return tool.arguments not in _HIDDEN or tool.result not in _HIDDEN
+    return tool.arguments not in (*_HIDDEN, {}, "{}") or tool.result not in _HIDDEN
 
 
 def _build_tool_message(tool: Tool) -> Message:
