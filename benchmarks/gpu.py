@@ -1,19 +1,21 @@
 """Everything that a lent GPU can say about training, with one command, in at most 8 minutes.
 
-    python benchmarks/gpu.py [CASE ...] [--minutes 8] [--json FILE]
+    python benchmarks/gpu.py [CASE ...] [--minutes 8] [--json FILE] [--more]
     python benchmarks/gpu.py --trial        tiny models on a CPU: the test of this script
 
-    SIZE KERNELS   updates of a model's shape, sft and dapo, 4 micro-batches of 16,384 packed tokens: tokens/s, MFU,
-                   share of element-wise kernels in the device's time, peak memory and what `--plan` says
+    SIZE KERNELS   updates of a model's shape, sft and dapo, 4 micro-batches of 16,384 packed tokens, or one with
+                   recomputation: tokens/s, MFU, share of element-wise kernels in the device's time, peak memory and
+                   what `--plan` says
     gradients      every loss under each of `kernels`, against a float64 oracle
     lake           `train` from a lake: first update, speed against a bare loop, repetition, resumption
-    trl            TRL's SFTTrainer on the same episodes, where `trl` is installed
+    trl            TRL's SFTTrainer on the same episodes, a row per episode; `trl turns`: a row per turn
 
 Models have random weights, episodes random tokens (8 turns of 64 to 384 tokens of context and 32 to 128 of action);
 nothing is downloaded. Tokens per second and MFU count each token of an episode once. All cases run in one process, with
 torch's settings as `train` has them; a case that kills it, or breaks CUDA, costs a second process. What fails is a row
 that says why, and the others follow. Prints a Markdown table. The JSON file also has card, versions, date, and each
-figure that misses its aim; it is written after every row.
+figure that misses its aim; it is written after every row. Those that say most come first: with cold kernels not all fit
+into the time, and --more adds to the file what it lacks.
 """
 
 import argparse
@@ -68,25 +70,30 @@ AIMS: tuple[tuple[str, str, float, float], ...] = (
 
 def list_cases(options: argparse.Namespace) -> dict[str, Callable[[], Iterator[Row]]]:
     """All cases by name, those that say most first."""
-    if options.trial:
-        kinds = [name for name in KERNELS if name in options.kernels]
-        sizes = [("tiny", name) for name in kinds] + [("tiny-lora", "eager")]
-        peer = "tiny"
-    else:
-        kinds = list(options.kernels)
-        sizes = [(size, name) for name in kinds for size in ("0.5b", "1.5b", "4b")]
-        sizes.insert(3, ("8b", kinds[0]))
-        peer = "0.5b"
-    updates = {f"{size} {name}": partial(measure_updates, options, size, name) for size, name in sizes}
+    kinds, first = list(options.kernels), options.kernels[0]
+    sizes = ("tiny", "tiny-lora") if options.trial else ("0.5b", "1.5b", "4b", "8b")
     usable = [name for name in ("eager", *kinds) if name != "liger" or importlib.util.find_spec("liger_kernel")]
-    further: dict[str, Callable[[], Iterator[Row]]] = {
-        "lake": partial(measure_lake, options, kinds[0]),
-        "gradients": partial(measure_gradients, options, list(dict.fromkeys(usable))),
-        "trl": partial(measure_trl, options, SHAPES[peer]),
+    peers = {
+        name: partial(measure_trl, options, SHAPES[sizes[0]], per_turn=per_turn)
+        for name, per_turn in (("trl", False), ("trl turns", True))
     }
-    head, rest = dict(list(updates.items())[:1]), dict(list(updates.items())[1:])
-    free = {f"{peer} {kinds[0]} unrepeatable": partial(measure_updates, options, peer, kinds[0], repeatable=False)}
-    return {**head, **further, **rest, **free}
+    updates = {
+        f"{size} {name}": partial(measure_updates, options, size, name)
+        for name in kinds
+        for size in sizes
+        if name == first or not SHAPES[size].adapters
+    }
+    main_size = f"{sizes[0]} {first}"
+    return {
+        main_size: updates[main_size],
+        f"{sizes[1]} {first}": updates[f"{sizes[1]} {first}"],
+        "lake": partial(measure_lake, options, first),
+        "trl": peers["trl"],
+        "gradients": partial(measure_gradients, options, list(dict.fromkeys(usable))),
+        **updates,
+        f"{main_size} unrepeatable": partial(measure_updates, options, sizes[0], first, repeatable=False),
+        **peers,
+    }
 
 
 def run_cases(options: argparse.Namespace, names: Sequence[str]) -> None:
@@ -225,6 +232,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, help="of an optimizer step, about; 4 by default")
     parser.add_argument("--steps", type=int, default=3, help=f"optimizer steps that count, after {WARM} that do not")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
+    parser.add_argument("--more", action="store_true", help="keep the figures in the JSON file, and measure the others")
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.device = "cpu" if options.trial else "cuda"
@@ -247,7 +255,11 @@ def main() -> None:
         return [sys.executable, __file__, *names, *flags, "--run"]
 
     record, rows = describe_machine(options), []
-    for row in collect_rows(options.case or cases, build_command, began + 60 * options.minutes):
+    if options.more and options.json.exists():
+        rows = [row for row in json.loads(options.json.read_text())["rows"] if "fault" not in row]
+    measured = {row["case"] for row in rows}
+    names = [name for name in options.case or cases if name not in measured]
+    for row in collect_rows(names, build_command, began + 60 * options.minutes):
         rows.append(row)
         print(format_row(row), file=sys.stderr, flush=True)
         missed = [] if options.trial else find_missed(rows)

@@ -256,7 +256,9 @@ def measure_updates(options: argparse.Namespace, size: str, kernels: Any, *, rep
 
     shape = SHAPES[size]
     torch.use_deterministic_algorithms(repeatable, warn_only=True)
-    episodes = make_episodes(options.tokens * options.micro_batches, shape.vocabulary)
+    # A large model needs no more tokens to keep a GPU busy, and minutes for an update with them.
+    micro_batches = 1 if shape.recompute else options.micro_batches
+    episodes = make_episodes(options.tokens * micro_batches, shape.vocabulary)
     batches = make_batches(episodes, options.tokens, pinned=options.device.startswith("cuda"))
     tokens = sum(episodes.lengths_E)
     config = TrainConfig(
@@ -609,15 +611,14 @@ def compare_weights(model: Path, oracle: Path) -> float:
 # ---------------------------------------------------------------- TRL
 
 
-def measure_trl(options: argparse.Namespace, shape: Shape) -> Iterator[Row]:
-    """Train with TRL's SFTTrainer: a row per episode, and a row per turn with its context repeated."""
+def measure_trl(options: argparse.Namespace, shape: Shape, *, per_turn: bool) -> Iterator[Row]:
+    """Train with TRL's SFTTrainer: a row per episode, or per turn with its context repeated."""
     import torch
 
     if importlib.util.find_spec("trl") is None:
         raise RuntimeError("trl is not installed")
     torch.use_deterministic_algorithms(False)
-    for per_turn, what in ((False, "a row per episode"), (True, "a row per turn")):
-        yield {"what": what} | run_trl(options, shape, per_turn=per_turn)
+    yield {"what": "a row per turn" if per_turn else "a row per episode"} | run_trl(options, shape, per_turn=per_turn)
 
 
 def run_trl(options: argparse.Namespace, shape: Shape, *, per_turn: bool) -> Row:

@@ -238,6 +238,11 @@ def derive_sibling_index(rollout_index: int, number: int) -> int:
     return rollout_index if number == 0 else ids.key_hash("sibling", rollout_index, number) & (2**31 - 1)
 
 
+def make_group_id(record: EpisodeRecord, run_id: str) -> int:
+    """Compute the id of a record's group inside a run; see `identify`."""
+    return ids.key_hash("group", *_make_keys(record, run_id)[0])
+
+
 def _make_keys(record: EpisodeRecord, run_id: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the natural keys of a record's group and of the record."""
     group = (record.source_format, run_id, record.collection_round, record.task_id, record.seed)

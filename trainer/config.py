@@ -165,8 +165,9 @@ class TrainConfig(FrozenModel):
     kernels: Literal["auto", "eager", "compile", "liger"] = "auto"
     """Kernels of layers and head: transformers' own (eager), compiled by torch, or Liger's (extra trajlake[gpu]); auto:
     compile on a GPU, else eager."""
-    gradient_checkpointing: bool = False
-    """Keep only the inputs of each layer and compute it again in the backward pass: less memory, a third slower."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Compute parts of each layer again in the backward pass, for less memory. true: keep the layer's inputs alone, a
+    third slower. selective: keep matrix products and attention, too."""
     lora: LoRAConfig | None = None
     """Train low-rank adapters instead of the weights; needs the extra trajlake[lora]."""
     reference: str | None = None

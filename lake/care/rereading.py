@@ -12,6 +12,7 @@ Sources that still exist under their name are read again, and compared.
 
 import shlex
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import polars as pl
@@ -20,7 +21,7 @@ from lake import ids
 from lake.formats import FORMATS
 from lake.formats.base.rules import EXCLUSIONS, apply_rules
 from lake.formats.base.source import Input
-from lake.formats.chat.sessions import RESPONSE_KEYS
+from lake.formats.chat.sessions import RESPONSE_KEYS, mark_copies
 from lake.lake import Lake
 from lake.read.episodes import KEYS, read_episodes, split_batches
 from lake.read.parquet import collect_rows
@@ -29,10 +30,13 @@ from lake.read.text_table import count_noun
 from lake.records import EpisodeRecord, Reject, make_episode_id
 from lake.storage.store import Store
 from lake.write.ingest import BATCH_EPISODES, read_batches
+from lake.write.responses import mark_copies_between_files
 from lake.write.sources import File, PlannedFile, RunLookup
 from lake.write.writer import EpisodeWriter
 
 _MAX_FILES = 8
+_WITH_ATTEMPTS = ("agent_lightning", "agent_lightning_spans", "langfuse", "otlp")
+"""Formats of growing documents whose sources name retries, which rightly replace each other."""
 _REPLACED = "another rollout with their key replaced them"
 _ATTEMPTS = "another attempt at their task replaced them"
 _COPIED = "they repeat responses of other sessions"
@@ -42,11 +46,17 @@ _RULES = "they failed with a return, or their source excludes some of their step
 _SOURCE = "their source is read otherwise"
 _RESPONSE = f"coalesce({', '.join(f'json_extract_string(s.extra, {key!r})' for key in RESPONSE_KEYS)})"
 _SUPERSEDED = """
-    WITH readings AS (
-        SELECT e.*, s.decisions, json_extract(e.extra, '$.attempt') AS named_attempt FROM episodes AS e JOIN (
-            SELECT episode_id, list((action, tool_calls) ORDER BY step_index) AS decisions FROM steps GROUP BY 1
-        ) AS s USING (episode_id)
-        WHERE e.source_format IN $whole AND e.group_id IN (SELECT group_id FROM episodes WHERE attempt > 0)
+    WITH candidates AS (
+        SELECT * FROM episodes
+        WHERE source_format IN $whole AND group_id IN (SELECT group_id FROM episodes WHERE attempt > 0)
+    ), decisions AS (
+        SELECT s.episode_id, coalesce(
+            list((s.action, s.tool_calls) ORDER BY s.step_index)
+                FILTER (s.action <> '' OR coalesce(s.tool_calls, '[]') <> '[]'), []
+        ) AS decisions FROM steps AS s SEMI JOIN candidates USING (episode_id) GROUP BY 1
+    ), readings AS (
+        SELECT e.*, d.decisions, json_extract(e.extra, '$.attempt') AS named_attempt
+        FROM candidates AS e JOIN decisions AS d USING (episode_id)
     ), newest AS (
         SELECT * FROM readings WHERE episode_id NOT IN (SELECT episode_id FROM current_retractions)
     )
@@ -68,13 +78,6 @@ _QUERIES = {
             {_SUPERSEDED.format(condition="c.named_attempt IS NOT DISTINCT FROM o.named_attempt")}
         )
     """,
-    _COPIED: f"""
-        SELECT s.episode_id FROM steps AS s JOIN episodes AS e USING (episode_id)
-        WHERE e.source_format IN $sessions AND NOT s.is_copied_context AND {_RESPONSE} IS NOT NULL
-        QUALIFY min(s.episode_id) OVER (
-            PARTITION BY s.run_id, {_RESPONSE}, s.started_at, s.action, s.prompt_tokens, s.completion_tokens
-        ) < s.episode_id
-    """,
     _CLEARED: """
         SELECT s.episode_id FROM steps AS s JOIN episodes AS e USING (episode_id)
         WHERE e.source_format = 'claude_code' AND s.step_index > 0 AND NOT s.is_copied_context
@@ -85,6 +88,15 @@ _QUERIES = {
         QUALIFY min(ground_truth) OVER (PARTITION BY group_id) <> max(ground_truth) OVER (PARTITION BY group_id)
     """,
 }
+_SHARING = f"""
+    SELECT {", ".join(KEYS)}, num_steps FROM episodes SEMI JOIN (
+        SELECT s.episode_id FROM steps AS s JOIN episodes AS e USING (episode_id)
+        WHERE e.source_format IN $sessions AND NOT s.is_copied_context AND {_RESPONSE} IS NOT NULL
+        WINDOW same AS (PARTITION BY s.run_id, {_RESPONSE}, s.action)
+        QUALIFY min(s.episode_id) OVER same <> max(s.episode_id) OVER same
+    ) USING (episode_id)
+"""
+"""Episodes that share a response with another one, whose copies the rules for copies tell apart."""
 _CANDIDATES = f"""
     SELECT {", ".join(KEYS)}, num_steps FROM episodes WHERE source_format IN $read AND (
         env_return IS NOT NULL AND (status = 'failed' OR (error IS NOT NULL AND status <> 'truncated'))
@@ -128,7 +140,7 @@ def _describe_run(lake: Lake, snapshot: Snapshot, run_id: str, by_reason: dict[s
 def _find_outdated(lake: Lake, snapshot: Snapshot) -> Iterator[tuple[str, int, str]]:
     """Yield reason, episode and run of each reading that differs."""
     names = {
-        "whole": [name for name, fmt in FORMATS.items() if fmt.is_whole],
+        "whole": [name for name, fmt in FORMATS.items() if fmt.is_whole and name not in _WITH_ATTEMPTS],
         "sessions": [name for name, fmt in FORMATS.items() if fmt.has_copies],
         "read": [name for name, fmt in FORMATS.items() if not fmt.is_exact],
     }
@@ -145,7 +157,22 @@ def _find_outdated(lake: Lake, snapshot: Snapshot) -> Iterator[tuple[str, int, s
             before = _list_rule_fields(episode.record)
             if not apply_rules(episode.record, file) or _list_rule_fields(episode.record) != before:
                 yield _RULES, episode.episode_id, episode.record.run_id or ""
+    for batch in split_batches(snapshot.sql(_SHARING, {"sessions": names["sessions"]})):
+        yield from _find_copies(lake, snapshot, batch)
     yield from _compare_sources(lake, snapshot)
+
+
+def _find_copies(lake: Lake, snapshot: Snapshot, batch: pl.DataFrame) -> Iterator[tuple[str, int, str]]:
+    """Yield the episodes of a batch in which the rules for copies find more of them than are stored."""
+    stored = read_episodes(snapshot, batch, tokens=False, spans=False, scores=False)
+    stored.sort(key=lambda episode: (episode.record.source_uri or "", episode.record.rollout_index))
+    counts = [sum(step.is_copied_context for step in episode.record.steps) for episode in stored]
+    for _, of_file in groupby(stored, key=lambda episode: (episode.record.run_id, episode.record.source_uri)):
+        mark_copies([episode.record for episode in of_file])
+    mark_copies_between_files([episode.record for episode in stored], lake.snapshot)
+    for episode, count in zip(stored, counts, strict=True):
+        if sum(step.is_copied_context for step in episode.record.steps) > count:
+            yield _COPIED, episode.episode_id, episode.record.run_id or ""
 
 
 def _list_rule_fields(record: EpisodeRecord) -> tuple[float | None, list[bool]]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from lake.errors import FormatError
 from lake.formats import (
     agent_lightning,
-    agent_lightning_spans,
     art,
     atif,
     claude_code,
@@ -29,7 +28,6 @@ from lake.formats import (
     openhands,
     prime_rl_tokens,
     query,
-    sharegpt,
     swe_agent,
     tau2,
     tau_bench,
@@ -62,7 +60,7 @@ FORMATS: dict[str, Format] = {
         query.FRAME_FORMAT,
         verifiers_results.FORMAT,
         verifiers_traces.FORMAT,
-        agent_lightning_spans.FORMAT,
+        agent_lightning.SPANS,
         agent_lightning.FORMAT,
         trl_completions.FORMAT,
         verl.FORMAT,
@@ -74,7 +72,7 @@ FORMATS: dict[str, Format] = {
         openai_agents.FORMAT,
         otlp.FORMAT,
         nemo_gym.FORMAT,
-        sharegpt.FORMAT,
+        messages_chat.SHAREGPT,
         messages_chat.FORMAT,
         jsonl.FORMAT,
     )

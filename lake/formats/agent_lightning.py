@@ -1,4 +1,4 @@
-"""agent-lightning (Microsoft, MIT) from version 1.0 on: archives of rollouts, events alone, and rollouts of 0.1.
+"""agent-lightning (Microsoft, MIT): archives of rollouts and events of version 1.0 on, rollouts of 0.1, spans of 0.x.
 
 .. code-block:: text
 
@@ -14,22 +14,59 @@
     a rollout of 0.1    {rollout_id, task {input, mode}, triplets [{prompt {token_ids}, response {token_ids}, reward}],
                         final_reward, trace, logs, metadata}
 
-An episode is an attempt of a rollout; the one that the rollout names (else the last) is its last attempt. Siblings have
-the same input: task_id is its `data_id`, `instance_id` or `task_id`, else its hash, else (events alone) the id of the
-rollout. The rollout index is `trial_idx_in_group` inside a batch, else a hash of the rollout's id. `collection_round`
-is the batch. A decision is an answered model request; failed ones are stored in extra. The version of a server is the
-policy's. `env_return` is the last reward; every reward is a score, called `reward`. Keys and passwords are removed.
+An episode is an attempt of a rollout; the one that the rollout names (else the last) is its last attempt. task_id is
+`data_id`, `instance_id` or `task_id` of its input, else its hash, else (events alone) the id of the rollout. The
+rollout index is `trial_idx_in_group` inside a batch, else a hash of the rollout's id. `collection_round` is the batch.
+A decision is an answered model request; failed ones are stored in extra. The version of a server is the policy's.
+`env_return` is the last reward; every reward is a score, called `reward`. Keys and passwords are removed.
 
 Source: agentlightning/schemas.py, server/proxy.py, server/routes, 2026.
+
+0.x writes spans: as lines, an array, or a page {items: [span], ...} of its REST API.
+
+.. code-block:: text
+
+    span        {rollout_id, attempt_id, sequence_id, trace_id, span_id, parent_id, name, attributes {flat names:
+                values}, status {status_code, description}, start_time, end_time (seconds), events, links, resource}
+    a call      the span's name contains `openai.chat.completion` (the agent's client, by AgentOps or Weave), or is
+                `litellm_request` or `raw_gen_ai_request` (the proxy)
+    messages    gen_ai.prompt.N.*, gen_ai.completion.N.*, gen_ai.request.*       (AgentOps, litellm_request)
+                agentlightning.operation.input.*, agentlightning.operation.output.*                      (Weave)
+                llm.PROVIDER.messages, llm.PROVIDER.choices as text of Python literals         (raw_gen_ai_request)
+    tokens      prompt_token_ids, response_token_ids, those of the response (Weave, proxy); logprobs.content
+    rewards     agentlightning.reward.N.{name, value}, the first one counts                            (0.3)
+                attribute `reward` of a span agentlightning.reward or agentlightning.annotation        (0.2)
+                agentops.task.output, agentops.entity.output: {"type": "reward", "value": number}      (0.1)
+
+An episode is an attempt of a rollout. task_id is the rollout's id, because spans do not contain its input; attempts are
+numbered as they appear. Spans of an attempt are ordered by `sequence_id`, as their clocks may differ. The agent's
+client and the proxy may both record a call: spans with the same response id are one call, and so are nested ones.
+Calls inside a reward span are a judge's, and not decisions. `env_return` is the last reward, each reward a score; one
+that links to a response is a score of that step. All spans are kept, without their messages and tokens.
+
+Source: agent-lightning 0.1 to 0.3: types/tracer.py, semconv.py, emitter/reward.py, adapter/triplet.py.
 """
 
+import ast
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from lake import ids
-from lake.formats.base.fields import ScoreList, as_object, hash_rollout_index, parse_count, parse_number, parse_time
+from lake.formats.base.fields import (
+    ScoreList,
+    as_list,
+    as_object,
+    hash_rollout_index,
+    parse_count,
+    parse_number,
+    parse_time,
+)
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder, read_head
 from lake.formats.base.json_array import Element
 from lake.formats.base.rows import (
@@ -40,16 +77,23 @@ from lake.formats.base.rows import (
     explain_error,
     make_episode_text_id,
     omit_fields,
+    read_object_members,
     read_values,
 )
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
-from lake.formats.chat.completions import Completion, Lineage, parse_completion
-from lake.formats.chat.messages import CallHistory, build_decision, check_message
-from lake.formats.tracing.episodes import group_traces
+from lake.formats.chat.completions import Completion, Lineage, parse_completion, parse_logprobs
+from lake.formats.chat.messages import CallHistory, build_decision, check_message, make_tool_call
+from lake.formats.otlp.conventions import build_genai_call
+from lake.formats.tracing.episodes import ModelCall, Score, Span, Tool, Trace, build_episodes, group_traces
+from lake.formats.tracing.payloads import decode_payload, get_text, parse_numeric, pop_indexed, to_messages, to_text
 from lake.records import EpisodeRecord, Index, Reject, StepRecord, read_sampling
 
 NAME = "agent_lightning"
+SPANS_NAME = "agent_lightning_spans"
+
+# ---------------------------------------------------------------- rollouts and events
+
 _STATES = {"succeeded": ("completed", True), "failed": ("failed", None), "timeout": ("truncated", False)}
 """State of a rollout -> status, terminated; in any other state it did not end."""
 _KEYS_0_1 = ("rollout_id", "triplets", "final_reward")
@@ -57,12 +101,9 @@ _STATUS_KEYS = ("status", "state", "error_message", "created_at", "updated_at")
 _SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 _REQUEST_FIELDS = ("messages", "prompt", "model", "tools", "stream", "return_token_ids", "logprobs", "stream_options")
 _EXTRA_KEYS = ("http_status", "retry_count", "adjusted_params", "routed_experts")
-_Piece = tuple[str, int, Any] | Reject
 
 
-class RolloutEvent(msgspec.Struct):
-    """An event of an attempt."""
-
+class _RolloutEvent(msgspec.Struct):
     event_type: str
     data: dict[str, Any] = {}
     attempt_id: str | int | None = None
@@ -108,68 +149,66 @@ def read(file: Input) -> Iterator[Item]:
     head = read_head(file.path)
     if head.has("rollout", "events") or head.has(*_KEYS_0_1):
         lines = read_values(file, by_line=True)
-        yield from convert_values(lines, NAME, lambda line: convert_rollout(_convert_0_1(line), file))
+        yield from convert_values(lines, NAME, lambda line: _convert_rollout(_convert_0_1(line), file))
         return
-    lost: dict[str, int] = {}
-    pieces = group_by_rollout(read_values(file, by_line=True), _check_event, lost)
-    for item in group_traces(pieces):
+    for item in _group_by_rollout(read_values(file, by_line=True), _check_event):
         if isinstance(item, Reject):
             yield item
             continue
-        rollout_id, element = item
+        rollout_id, element, lost = item
         element.value = {"rollout": {"rollout_id": rollout_id}, "events": element.value}
-        if rollout_id in lost:
-            element.value["lost_events"] = lost[rollout_id]
-        yield from convert_value(element, NAME, lambda document: convert_rollout(document, file))
+        element.value |= {"lost_events": lost} if lost else {}
+        yield from convert_value(element, NAME, lambda document: _convert_rollout(document, file))
 
 
-def group_by_rollout(
-    items: Iterable[Element | Reject], check: Callable[[Any], None], lost: dict[str, int]
-) -> Iterator[_Piece]:
-    """Yield events or spans with their rollout. Invalid ones become rejects, and `lost` counts them by rollout."""
-    for item in items:
-        if isinstance(item, Reject):
-            yield item
-            continue
-        problem = item.problem
-        rollout_id = item.value.get("rollout_id") if isinstance(item.value, dict) else None
-        try:
+def _group_by_rollout(
+    items: Iterable[Element | Reject], check: Callable[[Any], None]
+) -> Iterator[tuple[str, Element, int] | Reject]:
+    """Yield rollouts with their events or spans and the number of invalid ones, which become rejects."""
+    lost: Counter[Any] = Counter()
+
+    def list_pieces() -> Iterator[tuple[str, int, Any] | Reject]:
+        for item in items:
+            if isinstance(item, Reject):
+                yield item
+                continue
+            rollout_id, problem = as_object(item.value).get("rollout_id"), item.problem
+            try:
+                if problem is None:
+                    check(item.value)
+            except SHAPE_ERRORS as error:
+                problem = explain_error(error).replace("events[0].", "")
             if problem is None:
-                check(item.value)
-        except SHAPE_ERRORS as error:
-            problem = explain_error(error).replace("events[0].", "")
-        if problem is None:
-            yield str(rollout_id), item.index, item.value
-            continue
-        if isinstance(rollout_id, str):
-            lost[rollout_id] = lost.get(rollout_id, 0) + 1
-        yield Reject(position=item.index, reason="invalid", message=problem, raw=item.raw)
+                yield str(rollout_id), item.index, item.value
+                continue
+            lost[rollout_id if isinstance(rollout_id, str) else None] += 1
+            yield Reject(position=item.index, reason="invalid", message=problem, raw=item.raw)
+
+    for item in group_traces(list_pieces()):
+        yield item if isinstance(item, Reject) else (*item, lost[item[0]])
 
 
 def _check_event(event: Any) -> None:
     if not isinstance(event, dict) or not isinstance(event.get("rollout_id"), str):
         raise ShapeError("`rollout_id` of the event is no text; valid: the id of its rollout")
-    EventAttempt([(0, msgspec.convert(event, RolloutEvent))])
+    _EventAttempt([(0, msgspec.convert(event, _RolloutEvent))])
 
 
-def convert_rollout(document: Any, file: Input) -> list[EpisodeRecord]:
+def _convert_rollout(document: Any, file: Input) -> list[EpisodeRecord]:
     """Convert a rollout to an episode for each attempt, the last one last.
 
-    Raises:
-        msgspec.ValidationError: wrong keys or types.
-        ShapeError: requests, responses or messages of the wrong form.
+    Raises ShapeError, msgspec.ValidationError: it has another shape.
     """
     if not isinstance(document, dict):
         raise ShapeError(f"Expected `object`, got `{type(document).__name__}`")
     rollout = msgspec.convert(document.get("rollout"), _ArchiveRollout)
-    attempts: dict[str, list[tuple[int, RolloutEvent]]] = {}
+    attempts: dict[str, list[tuple[int, _RolloutEvent]]] = {}
     events = document.get("events")
-    index = 0
-    for name, listed in events.items() if isinstance(events, dict) else [("0", events or [])]:
-        for event in msgspec.convert(listed, list[RolloutEvent]):
-            attempt_id = name if event.attempt_id is None else str(event.attempt_id)
-            attempts.setdefault(attempt_id, []).append((index, event))
-            index += 1
+    lists = events.items() if isinstance(events, dict) else [("0", events or [])]
+    pairs = ((name, event) for name, listed in lists for event in msgspec.convert(listed, list[_RolloutEvent]))
+    for index, (name, event) in enumerate(pairs):
+        attempt_id = name if event.attempt_id is None else str(event.attempt_id)
+        attempts.setdefault(attempt_id, []).append((index, event))
     state = rollout.status if isinstance(rollout.status, dict) else {**document["rollout"], "state": rollout.status}
     last_id = state.get("succeeded_attempt_id") or state.get("last_attempt_id")
     if last_id in attempts:
@@ -178,7 +217,7 @@ def convert_rollout(document: Any, file: Input) -> list[EpisodeRecord]:
     records: list[EpisodeRecord] = []
     empty: dict[str, Any] = {}
     for number, (attempt_id, attempt_events) in enumerate((attempts or {"0": []}).items()):
-        record = EventAttempt(attempt_events).build_record(attempt=len(records), **fields)
+        record = _EventAttempt(attempt_events).build_record(attempt=len(records), **fields)
         is_last = number == max(len(attempts), 1) - 1
         if not is_last and not record.steps and not record.scores:
             empty[attempt_id] = record.extra
@@ -207,7 +246,7 @@ def _convert_0_1(document: Any) -> Any:
         return document
     task = as_object(document.get("task"))
     mode = task.get("mode")
-    triplets = [as_object(t) for t in document["triplets"]] if isinstance(document["triplets"], list) else []
+    triplets = list(map(as_object, as_list(document["triplets"])))
     events: list[dict[str, Any]] = []
     for triplet in triplets:
         tokens = {f"{key}_token_ids": as_object(triplet.get(key)).get("token_ids") for key in ("prompt", "response")}
@@ -266,10 +305,10 @@ def _build_rollout_fields(rollout: _ArchiveRollout) -> dict[str, Any]:
     }
 
 
-class EventAttempt:
+class _EventAttempt:
     """Builds the record of one attempt from its events and their positions."""
 
-    def __init__(self, events: list[tuple[int, RolloutEvent]]) -> None:
+    def __init__(self, events: list[tuple[int, _RolloutEvent]]) -> None:
         self.history, self.lineage, self.scores = CallHistory(), Lineage(), ScoreList()
         self.other_events: list[dict[str, Any]] = []
         self.failed_requests: list[dict[str, Any]] = []
@@ -303,18 +342,13 @@ class EventAttempt:
             **fields,
         )
 
-    def _add_reward(self, event: RolloutEvent) -> None:
-        reason = event.data.get("reason")
-        reward = parse_number(event.data.get("value"))
-        self.scores.add(
-            "reward",
-            event.data.get("value"),
-            reason=event.data.get("message") if reason is None else reason,
-            metrics=omit_fields(event.data, "value", "reason", *(("message",) if reason is None else ())),
-        )
-        self.reward = self.reward if reward is None else reward
+    def _add_reward(self, event: _RolloutEvent) -> None:
+        reward, reason_key = event.data.get("value"), "message" if event.data.get("reason") is None else "reason"
+        metrics = omit_fields(event.data, "value", "reason", reason_key)
+        self.scores.add("reward", reward, reason=event.data.get(reason_key), metrics=metrics)
+        self.reward = self.reward if (number := parse_number(reward)) is None else number
 
-    def _add_request(self, event: RolloutEvent, path: str) -> None:
+    def _add_request(self, event: _RolloutEvent, path: str) -> None:
         fields = msgspec.convert(event.data, _ModelRequest)
         answer = _parse_answer(fields, path)
         has_failed = fields.status == "error" or (parse_number(event.data.get("http_status")) or 0) >= 400
@@ -357,10 +391,7 @@ class EventAttempt:
             prompt = [{"role": "user", "content": prompt}]
         message = answer.message or {"role": "assistant", "content": ""}
         if isinstance(prompt, list) and not all(isinstance(entry, int) for entry in prompt):
-            messages = [
-                {key: field for key, field in m.items() if field is not None} if isinstance(m, dict) else m
-                for m in prompt
-            ]
+            messages = [omit_fields(m) or {} if isinstance(m, dict) else m for m in prompt]
             return self.history.add(messages, message, location=f"{path}.request.messages")
         # Only the tokens of the prompt are known.
         step = build_decision(check_message(message, f"{path}.response"), [], is_first=not self.history.steps)
@@ -381,12 +412,409 @@ def _parse_answer(fields: _ModelRequest, path: str) -> Completion:
     return Completion() if fields.response is None else parse_completion(fields.response, f"{path}.response")
 
 
+# ---------------------------------------------------------------- one span
+
+_CALL = re.compile(r"openai\.chat\.completion|^(?:raw_gen_ai_request|litellm_request)$")
+_INPUT, _OUTPUT = "agentlightning.operation.input", "agentlightning.operation.output"
+_REWARD = "agentlightning.reward"
+_REWARD_SPANS = (_REWARD, "agentlightning.annotation")
+_LINK = "agentlightning.link"
+_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop")
+_NO_SETTINGS = ("type", "streaming", "stream")
+_RESPONSE_KEYS = ("messages", "choices", "prompt_token_ids", "response_token_ids", "usage", "id", "model", "tools")
+_CAPTURE = "turn_off_message_logging: false of LiteLLM, or TRACELOOP_TRACE_CONTENT=true of the agent's tracer"
+_LONGEST_LITERAL = 16 << 20
+_NOT_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+
+
+class _RecordedCall(msgspec.Struct):
+    """A call as one span recorded it."""
+
+    call: ModelCall
+    response_id: str | None
+    tokens: tuple[list[int], list[int], list[float] | None] | None
+    """Prompt, action and log-probabilities."""
+    is_exact: bool
+    """Whether it has the provider's own fields, not a tracer's version of them."""
+
+
+def _read_recorded_call(attributes: dict[str, Any]) -> _RecordedCall:
+    """Build the call that attributes describe; its messages and tokens are removed from them."""
+    proxy: dict[str, Any] = {}  # the request and response in the provider's form
+    for key in [key for key in attributes if key.startswith("llm.") and key.count(".") == 2]:
+        name = key.rpartition(".")[2]
+        if name in _RESPONSE_KEYS:
+            proxy[name] = parse_literal(attributes.pop(key))
+        elif name in _SETTINGS:
+            proxy[name] = attributes[key]
+    weave_keys = (f"{_INPUT}.messages", f"{_OUTPUT}.choices")
+    weave = {key: pop_indexed(attributes, key) for key in weave_keys if _has_prefix(attributes, key)}
+    functions = [tool for key in ("functions", "tools") for tool in pop_indexed(attributes, f"gen_ai.request.{key}")]
+    call = build_genai_call(attributes, [])
+    tools = [{k: decode_payload(v) for k, v in tool.items()} if isinstance(tool, dict) else tool for tool in functions]
+    call.tools = call.tools or tools or as_list(proxy.get("tools"))
+    sampling = {name: setting for name, setting in call.sampling.items() if name not in _NO_SETTINGS}
+    call.sampling = sampling or {name: proxy[name] for name in _SETTINGS if proxy.get(name) is not None}
+    response_id = get_text(attributes, "gen_ai.response.id", f"{_OUTPUT}.id") or get_text(proxy, "id")
+    for source in (proxy, weave):
+        prompt = source.get("messages", source.get(f"{_INPUT}.messages"))
+        choices = source.get("choices", source.get(f"{_OUTPUT}.choices"))
+        if isinstance(prompt, list) and not call.prompt:
+            call.prompt = [message for entry in prompt for message in to_messages(entry, "user")] or None
+        if isinstance(choices, list) and not call.answers:
+            _add_answer(call, {**proxy, "choices": choices})
+    call.model = call.model or get_text(attributes, f"{_OUTPUT}.model", f"{_INPUT}.model")
+    tokens = _pop_tokens(attributes, proxy, weave.get(f"{_OUTPUT}.choices"))
+    if tokens is not None and not call.answers:
+        # The tokens of the answer are known, its text is not.
+        call.answers = [{"role": "assistant", "content": ""}]
+    return _RecordedCall(call, response_id, tokens, is_exact="choices" in proxy)
+
+
+def _read_rewards(name: str, attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the rewards of a span by name, the one that counts first; a value may be null."""
+    listed = pop_indexed(dict(attributes), _REWARD) if _has_prefix(attributes, _REWARD) else []
+    if listed:
+        rewards = [reward for reward in listed if isinstance(reward, dict) and "value" in reward]
+        return [(get_text(reward, "name") or "reward", parse_numeric(reward.get("value"))) for reward in rewards]
+    for key in ("agentops.task.output", "agentops.entity.output"):
+        output = decode_payload(attributes.get(key))
+        if isinstance(output, dict) and output.get("type") == "reward":
+            return [("reward", parse_numeric(output.get("value")))]
+    is_reward_span = name in _REWARD_SPANS and "reward" in attributes
+    return [("reward", parse_numeric(attributes["reward"]))] if is_reward_span else []
+
+
+def _get_agent_name(name: str, attributes: dict[str, Any]) -> str | None:
+    """Return the agent of a span, by the attributes of the tracers that the tool knows."""
+    keys = ["agent.name", "recipient_agent_type", "langchain.chain.type", "executor.id"]
+    keys += ["operation.name"] * _has_agentops_kind(attributes, "agent")
+    keys += [f"{_INPUT}.name"] * (attributes.get("type") == "agent")
+    keys += ["lc_name"] * name.startswith("langchain.Chain.")
+    return get_text(attributes, *keys)
+
+
+def _build_span_tool(name: str, attributes: dict[str, Any]) -> Tool | None:
+    tool_name = get_text(attributes, "tool.name", "gen_ai.tool.name")
+    if tool_name is None and not _has_agentops_kind(attributes, "tool"):
+        return None
+    output = attributes.get("tool.result", attributes.get("gen_ai.tool.call.result"))
+    tool_name = tool_name or get_text(attributes, "operation.name")
+    return Tool(
+        name=tool_name or name,
+        is_named=tool_name is not None,
+        call_id=get_text(attributes, "tool.call.id", "tool.call_id", "gen_ai.tool.call.id"),
+        arguments=attributes.get("tool.parameters", attributes.get("gen_ai.tool.call.arguments")),
+        result=output if output is None else to_text(output),
+    )
+
+
+def _read_links(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes, with their values, of the spans that a span is about."""
+    links = pop_indexed(dict(attributes), _LINK) if _has_prefix(attributes, _LINK) else []
+    pairs = ((link.get("key_match"), link.get("value_match")) for link in links if isinstance(link, dict))
+    return {key: match for key, match in pairs if isinstance(key, str)}
+
+
+def parse_literal(text: Any) -> Any:
+    """Parse text of a Python literal or of JSON; other text, and other values, stay unchanged."""
+    decoded = decode_payload(text)
+    if not isinstance(decoded, str) or len(decoded) > _LONGEST_LITERAL:
+        return decoded
+    try:
+        return ast.literal_eval(decoded)
+    except _NOT_LITERAL:
+        return decoded
+
+
+def _add_answer(call: ModelCall, response: dict[str, Any]) -> None:
+    try:
+        answer = parse_completion(response)
+    except ShapeError:
+        call.extra["choices"] = response["choices"]
+        return
+    call.answers = [answer.message] if answer.message else []
+    call.model = call.model or answer.model
+    call.finish_reason = call.finish_reason or answer.finish_reason
+    call.prompt_tokens = answer.prompt_tokens if call.prompt_tokens is None else call.prompt_tokens
+    call.completion_tokens = answer.completion_tokens if call.completion_tokens is None else call.completion_tokens
+    call.extra |= {key: field for key, field in answer.extra.items() if key in ("choices", "choice", "usage")}
+
+
+def _pop_tokens(attributes: dict[str, Any], proxy: dict[str, Any], choices: list[Any] | None) -> Any:
+    answer = Completion()
+    for listed in (proxy.get("choices"), choices):
+        try:
+            if isinstance(listed, list) and not answer.action_ids:
+                answer = parse_completion({"choices": listed})
+        except ShapeError:
+            continue
+    prompts = [attributes.pop("prompt_token_ids", None), attributes.pop(f"{_OUTPUT}.prompt_token_ids", None)]
+    prompts += [proxy.get("prompt_token_ids"), answer.prompt_ids]
+    actions = [attributes.pop("response_token_ids", None), attributes.pop(f"{_OUTPUT}.response_token_ids.0", None)]
+    actions += [next(iter(as_list(proxy.get("response_token_ids"))), None), answer.action_ids]
+    sequences: list[list[int]] = []
+    for candidates in (prompts, actions):
+        for candidate in candidates:
+            try:
+                token_ids = msgspec.convert(parse_literal(candidate), list[Index])
+            except msgspec.ValidationError:
+                continue
+            if token_ids:
+                sequences.append(token_ids)
+                break
+        else:
+            return None
+    prompt, action = sequences
+    logprobs = parse_logprobs({"content": decode_payload(attributes.get("logprobs.content"))}, len(action))
+    if logprobs is not None:
+        del attributes["logprobs.content"]
+    elif answer.logprobs is not None and len(answer.logprobs) == len(action):
+        logprobs = answer.logprobs
+    return prompt, action, logprobs
+
+
+def _has_agentops_kind(attributes: dict[str, Any], kind: str) -> bool:
+    # AgentOps also writes the name of its enumeration.
+    return str(attributes.get("agentops.span.kind")).rpartition(".")[2].lower() == kind
+
+
+def _has_prefix(attributes: dict[str, Any], prefix: str) -> bool:
+    return any(key == prefix or key.startswith(f"{prefix}.") for key in attributes)
+
+
+def _to_seconds(time: Any) -> float | None:
+    """Return a time in seconds; some tracers write nanoseconds."""
+    number = parse_number(time)
+    return None if not number or number < 0 else number / 1e9 if number > 1e12 else number
+
+
+# ---------------------------------------------------------------- attempts
+
+_SPAN_KEYS = (
+    *("rollout_id", "attempt_id", "trace_id", "span_id", "parent_id", "name", "attributes", "status"),
+    *("start_time", "end_time", "resource", "context", "parent"),
+)
+
+
+class _StoredSpan(msgspec.Struct):
+    rollout_id: str
+    span_id: str
+    name: str
+    attributes: dict[str, Any]
+    attempt_id: str | None = None
+    trace_id: str = ""
+    parent_id: str | None = None
+    sequence_id: int = 0
+    status: dict[str, Any] | None = None
+    start_time: Any = None
+    end_time: Any = None
+
+
+def _recognise_spans(head: FileHead) -> bool:
+    """Return whether a file holds spans of attempts of rollouts, or a page of them."""
+    keys = ("rollout_id", "attempt_id", "span_id", "attributes")
+    pages = [span for page in head.objects for span in as_list(page.get("items"))[:1]]
+    return head.has(*keys) or any(isinstance(span, dict) and all(key in span for key in keys) for span in pages)
+
+
+def _read_spans(file: Input) -> Iterator[Item]:
+    """Read the records and rejects of a file; a record has the position of its rollout's first span."""
+    elements = read_values(file, by_line=True)
+    if read_head(file.path).has("items"):
+        elements = (item for item in read_object_members(file, "items") if isinstance(item, Element | Reject))
+    for item in _group_by_rollout(elements, _check_span):
+        if isinstance(item, Reject):
+            yield item
+            continue
+        _, element, lost = item
+        yield from convert_value(element, SPANS_NAME, partial(_convert_spans, file=file, lost=lost))
+
+
+def _check_span(span: Any) -> None:
+    _SpanAttempt([(msgspec.convert(span, _StoredSpan), span)])
+
+
+def _convert_spans(rows: list[dict[str, Any]], file: Input, lost: int = 0) -> list[EpisodeRecord]:
+    """Convert the spans of a rollout to the episodes of each attempt.
+
+    Raises ShapeError: an attempt has no call with messages, and no reward.
+    """
+    attempts: dict[str, list[tuple[_StoredSpan, dict[str, Any]]]] = {}
+    for row in rows:
+        span = msgspec.convert(row, _StoredSpan)
+        attempts.setdefault(span.attempt_id or "0", []).append((span, row))
+    records: list[EpisodeRecord] = []
+    previous: EpisodeRecord | None = None
+    for number, (attempt_id, spans) in enumerate(attempts.items()):
+        attempt_records = _SpanAttempt(spans).build_records(attempt_id, number, file)
+        root = attempt_records[0]
+        if previous is not None:
+            root.relation, root.parent_episode_id = "retry", make_episode_text_id(previous, file)
+        if lost:
+            root.extra = (root.extra or {}) | {"lost_spans": lost}
+        previous = root
+        records += attempt_records
+    return records
+
+
+class _SpanAttempt:
+    """The spans of an attempt in their order."""
+
+    def __init__(self, spans: list[tuple[_StoredSpan, dict[str, Any]]]) -> None:
+        pairs = sorted(spans, key=lambda pair: (pair[0].sequence_id, _to_seconds(pair[0].start_time) or 0.0))
+        self.stored = {span.span_id: span for span, _ in pairs}
+        self.rows = {span.span_id: row for span, row in pairs}
+        self.calls: dict[str, _RecordedCall] = {}
+        """The call that each span recorded."""
+        self.step_spans: dict[str, str] = {}
+        """Each span with a call -> the span that becomes the step."""
+        self.resource = next((row["resource"] for row in self.rows.values() if row.get("resource")), None)
+        self.spans = {span_id: self._build_span(s, number) for number, (span_id, s) in enumerate(self.stored.items())}
+        self._merge_calls()
+        self.env_return = self._add_rewards()
+
+    def build_records(self, attempt_id: str, attempt: int, file: Input) -> list[EpisodeRecord]:
+        """Build the episode of the attempt, then those of its sub-agents."""
+        first = next(iter(self.stored.values()))
+        extra = {"attempt_id": attempt_id, "resource": self.resource}
+        trace = Trace(
+            id=first.rollout_id,
+            spans=list(self.spans.values()),
+            task_id=first.rollout_id,
+            attempt=attempt,
+            capture_setting=_CAPTURE,
+            extra={key: field for key, field in extra.items() if field},
+        )
+        records = build_episodes(trace, file, SPANS_NAME)
+        for record in records:
+            self._add_times_and_tokens(record)
+        records[0].env_return = self.env_return
+        return records
+
+    def _build_span(self, stored: _StoredSpan, number: int) -> Span:
+        row, attributes, status = self.rows[stored.span_id], stored.attributes, stored.status or {}
+        description = status.get("description")
+        error = description if isinstance(description, str) and description else "ERROR"
+        extra = {key: field for key, field in (omit_fields(row, *_SPAN_KEYS) or {}).items() if field not in ([], {})}
+        if row.get("resource") not in (None, self.resource):
+            extra["resource"] = row["resource"]
+        span = Span(
+            id=stored.span_id,
+            parent=stored.parent_id,
+            name=stored.name,
+            # The order stands for the time, because machines' clocks differ; `_add_times_and_tokens` sets the times.
+            start=number,
+            error=error if status.get("status_code") == "ERROR" else None,
+            attributes=dict(attributes) | extra,
+        )
+        if _read_rewards(stored.name, attributes) or attributes.get("agentlightning.operation.name") == _REWARD:
+            span.kind = "reward"  # calls inside it are a judge's
+        elif (tool := _build_span_tool(stored.name, attributes)) is not None:
+            span.kind, span.tool = "tool", tool
+        elif (agent := _get_agent_name(stored.name, attributes)) is not None:
+            span.kind, span.agent = "agent", agent
+        return span
+
+    def _merge_calls(self) -> None:
+        """Read the calls. Of the spans of one call, the one with the provider's fields becomes the step."""
+        for span_id, stored in self.stored.items():
+            if _CALL.search(stored.name) and not self._is_judged(stored):
+                self.spans[span_id].kind = "llm"
+                self.calls[span_id] = _read_recorded_call(self.spans[span_id].attributes)
+        groups: dict[str, list[str]] = {}
+        for span_id, recorded in self.calls.items():
+            outer = self.calls.get(self.stored[span_id].parent_id or "")
+            response_id = recorded.response_id or (outer and outer.response_id)
+            key = f"span {span_id}" if response_id is None else f"response {response_id}"
+            groups.setdefault(key, []).append(span_id)
+
+        def rank(span_id: str) -> tuple[bool, bool]:
+            call = self.calls[span_id].call
+            return not self.calls[span_id].is_exact, not (call.prompt and call.answers)
+
+        for span_ids in groups.values():
+            ranked = sorted(span_ids, key=rank)
+            calls = [self.calls[span_id] for span_id in ranked]
+            self.step_spans |= dict.fromkeys(span_ids, ranked[0])
+            merged = self.spans[ranked[0]].call = calls[0].call
+            for name in ("prompt", "answers", "tools", "sampling", "model"):
+                candidates = (getattr(recorded.call, name) for recorded in calls)
+                setattr(merged, name, next((field for field in candidates if field), getattr(merged, name)))
+            calls[0].tokens = next((recorded.tokens for recorded in calls if recorded.tokens), None)
+            # The tool calls of an answer may only be in spans inside the call's.
+            inside = [span for span in self.spans.values() if span.tool is not None and span.parent in span_ids]
+            tools = [span.tool for span in inside if span.tool and span.tool.is_call]
+            for span in inside:
+                span.kind, span.tool = "tool_call", None
+            if merged.answers and not merged.answers[0].get("tool_calls") and tools:
+                tool_calls = [make_tool_call(tool.name, tool.arguments, tool.call_id) for tool in tools]
+                merged.answers[0] = {**merged.answers[0], "tool_calls": tool_calls}
+
+    def _is_judged(self, stored: _StoredSpan) -> bool:
+        """Return whether a span runs inside a reward."""
+        visited: set[str] = set()
+        parent = stored.parent_id
+        while parent is not None and parent in self.stored and parent not in visited:
+            visited.add(parent)
+            if self.spans[parent].kind == "reward":
+                return True
+            parent = self.stored[parent].parent_id
+        return False
+
+    def _add_rewards(self) -> float | None:
+        """Add the rewards to their spans, and return the last number, which is the attempt's return."""
+        env_return = None
+        for span_id, stored in self.stored.items():
+            rewards, links = _read_rewards(stored.name, stored.attributes), _read_links(stored.attributes)
+            target = self._find_linked_call(links) if links else None
+            for name, reward in rewards:
+                metrics = {"span_id": span_id, "links": links} if links else {"span_id": span_id}
+                self.spans[target or span_id].scores.append(Score(scorer=name, value=reward, metrics=metrics))
+            number = parse_number(rewards[0][1]) if rewards else None
+            env_return = env_return if number is None else number
+        return env_return
+
+    def _find_linked_call(self, links: dict[str, Any]) -> str | None:
+        """Return the step's span of the call whose attributes match all links."""
+        for span_id, recorded in self.calls.items():
+            stored = self.stored[span_id]
+            span_ids = {"span_id": span_id, "trace_id": stored.trace_id, "gen_ai.response.id": recorded.response_id}
+            attributes = {**span_ids, **stored.attributes}
+            if all(attributes.get(key) == match for key, match in links.items()):
+                return self.step_spans[span_id]
+        return None
+
+    def _add_times_and_tokens(self, record: EpisodeRecord) -> None:
+        lineage = Lineage()
+        for index, step in enumerate(record.steps):
+            span_id = (step.extra or {}).get("span_id")
+            if span_id not in self.stored:
+                continue
+            start, end = _to_seconds(self.stored[span_id].start_time), _to_seconds(self.stored[span_id].end_time)
+            step.started_at = parse_time(start)
+            step.latency = end - start if start and end and end >= start else None
+            if (tokens := self.calls[span_id].tokens) is not None:
+                sampling = read_sampling(self.calls[span_id].call.sampling)
+                step.tokens = lineage.add(index, *tokens, **sampling)
+                step.trainable = True
+        times: list[datetime] = []
+        for span in record.spans:
+            stored = self.stored[span.span_id]
+            span.trace_id = stored.trace_id or span.trace_id
+            span.started_at = parse_time(_to_seconds(stored.start_time))
+            span.ended_at = parse_time(_to_seconds(stored.end_time))
+            times += [time for time in (span.started_at, span.ended_at) if time is not None]
+        record.started_at, record.ended_at = min(times, default=None), max(times, default=None)
+
+
 FORMAT = Format(
-    NAME,
-    "agent-lightning 1.0 archives and events",
-    recognise,
-    read,
-    no_trajectory,
+    *(NAME, "agent-lightning 1.0 archives and events", recognise, read, no_trajectory),
+    is_whole=True,
+    run_folder=get_parent_folder,
+)
+SPANS = Format(
+    *(SPANS_NAME, "agent-lightning 0.x spans", _recognise_spans, _read_spans),
     is_whole=True,
     run_folder=get_parent_folder,
 )

@@ -37,7 +37,7 @@ from lake.formats.base.format import FileHead, Format, Item, find_folder_above
 from lake.formats.base.rows import (
     ShapeError,
     UnsupportedError,
-    convert_value,
+    convert_values,
     make_episode_text_id,
     omit_fields,
     read_parquet_rows,
@@ -73,8 +73,6 @@ class _TrajectoryGroup(msgspec.Struct):
 
 
 class _ApiExchange(msgspec.Struct):
-    """A request to a chat API and its response."""
-
     request: dict[str, Any]
     response: dict[str, Any]
     model: str | None = None
@@ -90,22 +88,17 @@ def recognise(head: FileHead) -> bool:
 
 def read(file: Input) -> Iterator[Item]:
     """Read the records and rejects of a file, with indices from 0."""
-    for item in read_parquet_rows(file):
-        yield from convert_value(item, NAME, lambda row: convert_row(row, file))
+    return convert_values(read_parquet_rows(file), NAME, lambda row: _convert_row(row, file))
 
 
-def convert_row(row: dict[str, Any], file: Input) -> list[EpisodeRecord]:
+def _convert_row(row: dict[str, Any], file: Input) -> list[EpisodeRecord]:
     """Convert a row to the episodes of its histories, the main one first; none for a group without trajectories.
 
-    Raises:
-        UnsupportedError: the version is unknown; the exchanges are with another API than chat completions.
-        ShapeError, msgspec.ValidationError: a column or a message has the wrong shape.
+    Raises UnsupportedError: an unknown version or API; ShapeError, msgspec.ValidationError: another shape.
     """
     version = row.get("format_version")
     if version not in (None, 2):
-        raise UnsupportedError(
-            f"`format_version` is {version}; known: 2, and files without one. Write it as one of these"
-        )
+        raise UnsupportedError(f"`format_version` is {version}; known: 2, and files without one. Write one of these")
     if version == 2:
         if row.get("trajectory_json") is None:
             return []
@@ -141,20 +134,16 @@ def convert_row(row: dict[str, Any], file: Input) -> list[EpisodeRecord]:
         policy_version=trajectory.initial_policy_version,
         env_return=parse_finite(reward),
         tools=trajectory.tools,
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
+        **chat.fields,
         scores=scores.records,
         source_version=None if version is None else str(version),
+        source_format=NAME,
         extra=extra | {"group": group | {"index": row["group_index"]}},
     )
     return [record, *_build_subagents(record, trajectory, file)]
 
 
 def _build_subagents(record: EpisodeRecord, trajectory: _Trajectory, file: Input) -> Iterator[EpisodeRecord]:
-    if not trajectory.additional_histories:
-        return
-    record.source_format = NAME  # its id depends on it
     parent = make_episode_text_id(record, file)
     for index, history in enumerate(trajectory.additional_histories, 1):
         chat = _parse_history(history, file)
@@ -172,9 +161,7 @@ def _build_subagents(record: EpisodeRecord, trajectory: _Trajectory, file: Input
             root_episode_id=parent,
             policy_version=record.policy_version,
             tools=history.tools,
-            initial_messages=chat.initial_messages,
-            final_observation=chat.final_observation,
-            steps=chat.steps,
+            **chat.fields,
             source_version=record.source_version,
         )
 
@@ -240,10 +227,5 @@ def _decode_column(row: dict[str, Any], key: str, kind: type) -> Any:
     raise ShapeError(f"`{key}` is JSON of {type(cell).__name__}; valid: {kind.__name__}")
 
 
-FORMAT = Format(
-    NAME,
-    "ART trajectory groups (Parquet)",
-    recognise,
-    read,
-    run_folder=find_folder_above("train|val|test|trajectories"),
-)
+_RUN_FOLDER = find_folder_above("train|val|test|trajectories")
+FORMAT = Format(NAME, "ART trajectory groups (Parquet)", recognise, read, run_folder=_RUN_FOLDER)

@@ -5,9 +5,9 @@ function, arguments, parse_error?}. A tool's message has `function` and `error{t
 `tool_error`. The model saw the message of a tool's error without text, and so does the reader's content. Images, and
 long texts of events, are `attachment://KEY`, in early logs `tc://KEY`.
 
-Messages of the input, also an assistant's, have `source: input`; those of a model have `generate`. An assistant's
-message with neither is a decision if it names its model, if a call of a model gave it, or if no message of its sample
-has `generate`. Bridges to other frameworks write such messages, and so do solvers that write the assistant's text.
+Messages of the input have `source: input`; those of a model have `generate`. An assistant's message with neither (of a
+bridge to another framework, or a solver) is a decision if it names its model, if a call of a model gave it, or if no
+message of its sample has `generate`.
 
 Events: a call of a model (`model`) gives its usage, time, stop reason and log-probabilities to its decision. That is
 the one whose message has the id of the call's output, or without ids the one with the same content, if it is unique.
@@ -17,22 +17,20 @@ and response repeat both and are dropped.
 
 `span_begin` and `span_end` (in early logs `step`) are one span. A `tool` has arguments and result only if no message
 has them, and not its display. `state` has changes of anything but messages, output, tools and store, which other
-events have. `sample_init` repeats the sample and is dropped. `error`, `info`, `score`, `sample_limit`, `approval`,
-`store`, `sandbox` and all others stay complete. Intermediate scores that name their scorer are also scores of the
-decision before them.
+events have. `sample_init` repeats the sample and is dropped. All others stay complete. Intermediate scores that name
+their scorer are also scores of the decision before them.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
 
-from lake.formats.base.fields import as_object, as_text, parse_count, parse_number, parse_time
-from lake.formats.base.rows import ShapeError, omit_fields
+from lake.formats.base.fields import as_list, as_object, as_text, parse_count, parse_finite, parse_time
+from lake.formats.base.rows import ShapeError, drop_empty, omit_fields
 from lake.formats.chat.messages import Message, join_text, make_tool_call
 from lake.records import SpanRecord, StepRecord
 
@@ -43,16 +41,6 @@ _MODEL_KEYS = ("model", "input", "input_refs", "tools", "output", "call", "trace
 _REPEATED_STATE = ("/messages", "/output", "/store", "/tools", "/tool_choice")
 _USAGE_KEYS = ("input_tokens", "output_tokens", "total_tokens", "total_cost")
 """Keys of usage that the columns of a step hold."""
-
-
-def drop_empty(value: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Return the fields of an object without some keys and without empty fields: the tool writes all defaults."""
-    return {key: field for key, field in value.items() if (field or field == 0) and key not in keys}
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return a list; an empty one for anything else."""
-    return value if isinstance(value, list) else []
 
 
 def build_resolver(attachments: Mapping[str, str]) -> Resolve:
@@ -79,16 +67,16 @@ def make_message_key(message: Mapping[str, Any], resolve: Resolve) -> str | byte
 
 def find_decisions(messages: Sequence[Any], answer_ids: set[str]) -> list[bool]:
     """Return whether each message is a decision. `answer_ids`: ids of the messages that calls of models gave."""
-    is_marked = any(_is_assistant(message) and message.get("source") == "generate" for message in messages)
+    answers = [message if as_object(message).get("role") == "assistant" else {} for message in messages]
+    is_marked = any(answer.get("source") == "generate" for answer in answers)
 
-    def is_decision(message: Any) -> bool:
-        if not _is_assistant(message) or message.get("source") in ("input", "operator"):
+    def is_decision(answer: Message) -> bool:
+        if not answer or answer.get("source") in ("input", "operator"):
             return False
-        if message.get("source") == "generate" or message.get("id") in answer_ids or as_text(message.get("model")):
-            return True
-        return not is_marked
+        is_known = answer.get("source") == "generate" or answer.get("id") in answer_ids
+        return is_known or as_text(answer.get("model")) is not None or not is_marked
 
-    return list(map(is_decision, messages))
+    return list(map(is_decision, answers))
 
 
 def convert_message(raw: Any, path: str, resolve: Resolve) -> Message:
@@ -140,26 +128,14 @@ def _convert_tool_message(raw: Message) -> Message:
     message |= omit_fields(raw, "role", "tool_call_id", "function") or {}
     text = as_object(error).get("message", error)
     content = raw.get("content")
-    is_content = isinstance(content, str) or (
-        isinstance(content, list) and all(isinstance(part, str | dict) for part in content)
-    )
-    if isinstance(text, str) and not join_text(content if is_content else None, "\n"):
+    is_parts = isinstance(content, list) and all(isinstance(part, str | dict) for part in content)
+    if isinstance(text, str) and not join_text(content if is_parts or isinstance(content, str) else None, "\n"):
         message["content"] = text
     return message | {"is_error": bool(error)}
 
 
-def _is_assistant(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") == "assistant"
-
-
-def match_calls(answers: Iterable[tuple[str, Any]], messages: Sequence[Any], resolve: Resolve) -> dict[str, int]:
-    """Return the index of the decision that each call led to, by the call's span.
-
-    Args:
-        answers: the span and the answer of each call.
-        messages: the messages of the decisions, as the sample has them.
-        resolve: replaces references by their texts.
-    """
+def _match_calls(answers: Iterable[tuple[str, Any]], messages: Sequence[Any], resolve: Resolve) -> dict[str, int]:
+    """Return the index of the decision that each call, a span and its answer, led to; by the span."""
     decisions: dict[str | bytes, list[int]] = defaultdict(list)
     for index, message in enumerate(messages):
         decisions[make_message_key(message, resolve)].append(index)
@@ -224,9 +200,7 @@ def parse_utc(value: Any) -> datetime | None:
 
 def fill_step(step: StepRecord, output: Mapping[str, Any], resolve: Resolve) -> None:
     """Write the model, counts, cost and times of a call's output on its step."""
-    choices = output.get("choices")
-    choice = as_object(choices[0]) if isinstance(choices, list) and choices else {}
-    usage = as_object(output.get("usage"))
+    choice, usage = _get_choice(output), as_object(output.get("usage"))
     step.model = step.model or as_text(output.get("model"))
     step.finish_reason = as_text(choice.get("stop_reason"))
     step.latency = parse_finite_number(output.get("time"))
@@ -242,27 +216,19 @@ def fill_step(step: StepRecord, output: Mapping[str, Any], resolve: Resolve) -> 
 
 def parse_finite_number(value: Any) -> float | None:
     """Return a number that a column can hold."""
-    number = None if isinstance(value, bool) else parse_number(value)
-    return number if number is not None and isfinite(number) else None
+    return None if isinstance(value, bool) else parse_finite(value)
 
 
 def get_answer(output: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message of an output; an empty one if it has none."""
-    choices = output.get("choices")
-    return as_object(as_object(choices[0]).get("message")) if isinstance(choices, list) and choices else {}
+    return as_object(_get_choice(output).get("message"))
 
 
-class TranscriptScore(NamedTuple):
-    """A score that the agent got before the end."""
-
-    scorer: str
-    score: dict[str, Any]
-    step_index: int
+def _get_choice(output: Mapping[str, Any]) -> dict[str, Any]:
+    return as_object(next(iter(as_list(output.get("choices"))), None))
 
 
 class _TranscriptEvent(NamedTuple):
-    """An event with its span."""
-
     value: dict[str, Any]
     span_id: str
     parent: str | None
@@ -270,14 +236,14 @@ class _TranscriptEvent(NamedTuple):
     """It belongs to an attempt that failed and was repeated."""
 
 
-class SampleFields(msgspec.Struct):
+class SampleFields(NamedTuple):
     """The fields of a sample that events need not repeat."""
 
     messages: Sequence[Any]
-    scores: Sequence[Any] = ()
-    target: Any = None
-    error: Mapping[str, Any] = {}
-    sampling: Mapping[str, Any] = {}
+    scores: Sequence[Any]
+    target: Any
+    error: Mapping[str, Any]
+    sampling: Mapping[str, Any]
 
 
 class Transcript:
@@ -286,7 +252,8 @@ class Transcript:
     def __init__(self, trace_id: str, events: Sequence[Any], retries: Sequence[Any], resolve: Resolve) -> None:
         """Raises ShapeError: an element of `events` is not an event."""
         self.spans: list[SpanRecord] = []
-        self.scores: list[TranscriptScore] = []
+        self.scores: list[tuple[str, dict[str, Any], int]] = []
+        """Scorers, scores and steps of the scores before the end."""
         self.tools: dict[str, Any] = {}
         self._trace_id = trace_id
         self._resolve = resolve
@@ -315,13 +282,9 @@ class Transcript:
     def fill_steps(
         self, steps: Sequence[StepRecord], messages: Sequence[Any], sample: SampleFields, pool: Sequence[Any]
     ) -> None:
-        """Write the fields of calls on steps, and make the spans.
+        """Write the fields of calls on steps, whose messages are `messages`, and make the spans.
 
-        Args:
-            steps: the decisions; changed in place.
-            messages: the message of each decision, as the sample has it.
-            sample: the fields that the sample has itself.
-            pool: the messages that prompts refer to.
+        `pool` has the messages that prompts refer to.
         """
         self._sample, self._prompts = sample, PromptMessages(sample.messages, pool, self._resolve)
         self._callers = {
@@ -332,7 +295,7 @@ class Transcript:
             for message in sample.messages
             if as_object(message).get("role") == "tool" and (call_id := as_text(message.get("tool_call_id")))
         }
-        indices = match_calls(((event.span_id, answer) for event, answer in self._answers), messages, self._resolve)
+        indices = _match_calls(((event.span_id, answer) for event, answer in self._answers), messages, self._resolve)
         last: int | None = None
         for event in self._events:
             last = indices.get(event.span_id, last)
@@ -379,13 +342,7 @@ class Transcript:
             span.ended_at = parse_utc(event.get("timestamp"))
 
     def _add_span(
-        self,
-        event: _TranscriptEvent,
-        kind: str,
-        name: str,
-        *mapped_keys: str,
-        error: str | None = None,
-        **fields: Any,
+        self, event: _TranscriptEvent, kind: str, name: str, *mapped_keys: str, error: str | None = None, **fields: Any
     ) -> SpanRecord:
         value = event.value
         started, ended = parse_utc(value.get("timestamp")), parse_utc(value.get("completed"))
@@ -454,7 +411,7 @@ class Transcript:
         if not value.get("intermediate"):
             mapped_keys += ["score", "intermediate"] if score in self._sample.scores else []
         elif isinstance(score, dict) and scorer and last is not None and not event.is_retried:
-            self.scores.append(TranscriptScore(scorer, self._resolve(score), last))
+            self.scores.append((scorer, self._resolve(score), last))
             mapped_keys.append("score")
         span = self._add_span(event, "score", scorer or "score", *mapped_keys)
         if value.get("intermediate"):

@@ -16,9 +16,9 @@ Versions 1 (0.3.8), 2, and 3 (development) of `version` are read. Source: inspec
 what they, 0.3.25, 0.3.43, 0.3.75, 0.3.150, 0.3.210 and 0.3.245 write.
 
 Episode: a sample of an epoch. task_id is the sample's id, rollout_index is epoch - 1, attempt is the number of its
-retries. The run is the eval, named task-model-BEGINNING of its eval_id. Early logs (up to 0.3.75) have no such id, and
-the beginnings of task_id and run_id take its place. Fields of the header that change while an eval runs are not part
-of an episode, so a sample of a growing log does not change later.
+retries. The run is the eval, named task-model-BEGINNING of its eval_id (early logs, up to 0.3.75, have task_id and
+run_id instead). Fields of the header that change while an eval runs are not part of an episode, so a sample of a
+growing log does not change later.
 
 Step: an assistant's message of the sample that a model wrote; events add the fields of its call, and spans (see
 `lake.formats.inspect_events`). Ids of messages are in `extra`, because siblings that begin alike have different ones.
@@ -27,10 +27,9 @@ Reward: `env_return` is the score of the sample if its eval has one scorer; with
 one counts. Scores: C is 1, P 0.5, I and N 0. Booleans and numbers keep their value, anything else has none. Each key of
 an object is `scorer.key`; NaN is unscored.
 
-A sample in chunks is samples/ID_epoch_N/sample.json, an optional metadata.json, and for messages, events and
-attachments a list in START.json for about every thousand. Its conversation is `message_refs`, ranges of the messages;
-the names of its attachments are their numbers. The other entries (calls, skeleton.json, events/stats.json) repeat these
-or can be computed from them.
+A sample in chunks has for messages, events and attachments a list in START.json for about every thousand. Its
+conversation is `message_refs`, ranges of the messages; the names of its attachments are their numbers. The entries that
+are not needed repeat these or can be computed from them.
 
 Refused: logs without samples, lists of summaries or reduced scores, versions above 3, and archives without a header.
 """
@@ -44,13 +43,14 @@ import msgspec
 from msgspec import Meta
 
 from lake.formats.base.archives import EntryError, list_entries
-from lake.formats.base.fields import ScoreList, as_object, as_text, parse_count, parse_number
+from lake.formats.base.fields import ScoreList, as_list, as_object, as_text, parse_count, parse_number
 from lake.formats.base.format import FileHead, Format, Item
 from lake.formats.base.json_array import Element, ObjectMember, Rewriter
 from lake.formats.base.rows import (
     ShapeError,
     UnsupportedError,
     convert_value,
+    drop_empty,
     omit_fields,
     parse_document,
     read_object_members,
@@ -58,14 +58,13 @@ from lake.formats.base.rows import (
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import ChatDecisions, Message, parse_chat
+from lake.formats.chat.sessions import sum_usage
 from lake.formats.inspect_events import (
     Resolve,
     SampleFields,
     Transcript,
-    as_list,
     build_resolver,
     convert_message,
-    drop_empty,
     fill_step,
     find_decisions,
     get_answer,
@@ -130,7 +129,7 @@ def read(file: Input) -> Iterator[Item]:
         if source.read(2) != b"PK":
             yield from _read_document(file)
             return
-        archive = EvalArchive(file, source)
+        archive = _EvalArchive(file, source)
         try:
             header = _parse_header(archive.read_header())
         except (UnsupportedError, ShapeError) as error:
@@ -144,21 +143,15 @@ def read(file: Input) -> Iterator[Item]:
 
 
 class _PromptPool(msgspec.Struct):
-    """The messages that prompts refer to."""
-
     messages: list[Any] = []
 
 
 class _EarlyTranscript(msgspec.Struct):
-    """Events and attachments of early logs."""
-
     events: list[Any] = []
     content: dict[str, str] = {}
 
 
 class _InspectSample(msgspec.Struct):
-    """The fields of a sample whose types are checked."""
-
     id: int | str
     epoch: Annotated[int, Meta(ge=1, le=2**31)]
     input: Any = None
@@ -186,9 +179,7 @@ class _InspectSample(msgspec.Struct):
             self.scores = {} if self.score is None else {_PLACEHOLDER: self.score}
 
 
-class EvalHeader(msgspec.Struct, dict=True):
-    """The fields of a log about its eval."""
-
+class _EvalHeader(msgspec.Struct, dict=True):
     version: int
     eval: dict[str, Any]
     plan: dict[str, Any]
@@ -229,13 +220,7 @@ def _drop_repeated(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def build_record(value: Any, header: EvalHeader) -> EpisodeRecord:
-    """Return one sample as an episode.
-
-    Raises:
-        msgspec.ValidationError: wrong keys or types.
-        ShapeError: a message, call, event or score of a wrong shape.
-    """
+def _build_record(value: Any, header: _EvalHeader) -> EpisodeRecord:
     # Some writers write null for a missing field.
     sample = msgspec.convert(omit_fields(value) if isinstance(value, dict) else value, _InspectSample)
     resolve = build_resolver(sample.attachments)
@@ -263,9 +248,7 @@ def build_record(value: Any, header: EvalHeader) -> EpisodeRecord:
         "error": drop_empty(sample.error or {}, "message", "traceback_ansi"),
     }
     score_list = ScoreList()
-    for name, score in scores.items():
-        _add_score(score_list, name, score, None)
-    for name, score, step_index in transcript.scores:
+    for name, score, step_index in (*((*pair, None) for pair in scores.items()), *transcript.scores):
         _add_score(score_list, name, score, step_index)
     scorers, grades = header.eval.get("scorers"), [score.get("value") for score in scores.values()]
     has_one_score = len(grades) == 1 and not (isinstance(scorers, list) and len(scorers) > 1)
@@ -290,13 +273,9 @@ def build_record(value: Any, header: EvalHeader) -> EpisodeRecord:
         ground_truth=sample.target or None,
         started_at=parse_utc(sample.started_at) or first,
         ended_at=parse_utc(sample.completed_at) or last,
-        prompt_tokens=_sum_column(chat.steps, "prompt_tokens"),
-        completion_tokens=_sum_column(chat.steps, "completion_tokens"),
-        cost=_sum_column(chat.steps, "cost"),
+        **sum_usage(chat.steps),  # of the agent, without graders
         source_version=version,
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
+        **chat.fields,
         spans=transcript.spans,
         extra=resolve(drop_empty(extra)) | header.extra or None,
     )
@@ -365,13 +344,13 @@ def _find_end(sample: _InspectSample, steps: Sequence[StepRecord]) -> tuple[str,
 def _add_score(scores: ScoreList, name: str, score: dict[str, Any], step_index: int | None) -> None:
     """Add a score, and each key of a score that is an object."""
     grade = score.get("value")
-    metrics: dict[str, Any] | None = drop_empty(score, "value", "explanation")
+    metrics = drop_empty(score, "value", "explanation")
     if isinstance(grade, bool | str | dict | list):
-        metrics = (metrics or {}) | {"value": grade}
+        metrics["value"] = grade
     reason = score.get("explanation")
     scores.add(name, _parse_grade(grade), step_index=step_index, reason=reason, metrics=metrics)
     for key, key_grade in grade.items() if isinstance(grade, dict) else ():
-        metrics = {"value": key_grade} if isinstance(key_grade, bool | str) else None
+        metrics = {"value": key_grade} if isinstance(key_grade, bool | str) else {}
         scores.add(f"{name}.{key}", _parse_grade(key_grade), step_index=step_index, metrics=metrics)
 
 
@@ -379,20 +358,12 @@ def _parse_grade(grade: Any) -> float | None:
     return _GRADES.get(grade) if isinstance(grade, str) else parse_number(grade)
 
 
-def _sum_column(steps: Sequence[StepRecord], column: str) -> Any:
-    """Return the sum of a column that all steps have: the agent's use, without graders."""
-    values = [getattr(step, column) for step in steps]
-    return sum(values) if values and None not in values else None
-
-
 def is_sample(name: str) -> bool:
     """Return whether an entry is a sample, or the head of a sample in chunks."""
     return bool(_SAMPLE_ENTRY.fullmatch(name) or _CHUNKED_ENTRY.fullmatch(name))
 
 
-class EvalArchive:
-    """The entries of an `.eval` archive."""
-
+class _EvalArchive:
     def __init__(self, file: Input, source: BinaryIO) -> None:
         entries, self._fault = list_entries(file.path)
         self._file, self._source = file, source
@@ -436,17 +407,16 @@ class EvalArchive:
 
     def _join_chunks(self, head: Element, prefix: str) -> Element | Reject:
         """Return a sample in chunks as one value."""
+        sample = dict(head.value)
         try:
-            lists = {name: self._read_sequence(head, prefix, name) for name in _SEQUENCES}
-            sample = dict(head.value)
-            pool = lists["messages"]
+            pool, events, texts = (self._read_sequence(head, prefix, name) for name in _SEQUENCES)
             sample["messages"] = _resolve_ranges(sample.pop("message_refs", []), pool)
             if f"{prefix}/metadata.json" in self._entries:
                 sample["metadata"] = self._read_part(head, f"{prefix}/metadata.json")
         except ShapeError as error:
             return Reject(position=head.index, reason="invalid", message=str(error), raw=head.raw)
-        attachments = {str(index): text for index, text in enumerate(lists["attachments"])}
-        sample |= {"events": lists["events"], "events_data": {"messages": pool}, "attachments": attachments}
+        attachments = {str(index): text for index, text in enumerate(texts)}
+        sample |= {"events": events, "events_data": {"messages": pool}, "attachments": attachments}
         return msgspec.structs.replace(head, value=sample)
 
     def _read_sequence(self, head: Element, prefix: str, sequence: str) -> list[Any]:
@@ -489,7 +459,7 @@ def _describes_eval(value: dict[str, Any]) -> bool:
 
 def _read_document(file: Input) -> Iterator[Item]:
     fields: dict[str, Any] = {}
-    header: EvalHeader | None = None
+    header: _EvalHeader | None = None
     for item in read_object_members(file, "samples"):
         if isinstance(item, ObjectMember):
             fields[item.key] = item.value
@@ -508,11 +478,11 @@ def _read_document(file: Input) -> Iterator[Item]:
         yield from _convert_sample(item, header)
 
 
-def _convert_sample(sample: Element | Reject, header: EvalHeader) -> Iterator[Item]:
-    return convert_value(sample, NAME, lambda value: [build_record(value, header)])
+def _convert_sample(sample: Element | Reject, header: _EvalHeader) -> Iterator[Item]:
+    return convert_value(sample, NAME, lambda value: [_build_record(value, header)])
 
 
-def _parse_header(fields: dict[str, Any]) -> EvalHeader:
+def _parse_header(fields: dict[str, Any]) -> _EvalHeader:
     """Return the header of a log. Raises UnsupportedError, ShapeError."""
     version = fields.get("version")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
@@ -523,7 +493,7 @@ def _parse_header(fields: dict[str, Any]) -> EvalHeader:
         kind = type(fields.get("eval")).__name__
         raise ShapeError(f"`eval` is {kind}; valid: an object that describes the eval, before the samples")
     scorer = as_object(as_object(fields.get("results")).get("scorer")).get("name")
-    header = EvalHeader(version, fields["eval"], as_object(fields.get("plan")), as_text(scorer))
+    header = _EvalHeader(version, fields["eval"], as_object(fields.get("plan")), as_text(scorer))
     is_plain, _ = Rewriter().compare(b"", header)
     if not is_plain:
         raise ShapeError("`eval` or `plan` cannot be stored as UTF-8 JSON: half a surrogate pair, or too deep nesting")

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lake.formats.base.canonical import mark_untrainable_steps
 from lake.formats.base.format import FileHead, Format
 from lake.formats.base.json_array import Rewriter, find_not_a_number, find_repeated_key
+from lake.formats.base.rows import mark_untrainable_steps
 from lake.formats.base.source import Input, is_cut_line, read_lines, reject_line
 from lake.records import EpisodeRecord, Reject, check, fill_sampling
 

@@ -11,9 +11,9 @@ each as one document, an array, lines, or {data: [...]}. An observation, also as
 
 .. code-block:: text
 
-    type           GENERATION is a call, AGENT an agent, TOOL a tool; CHAIN, RETRIEVER, EVALUATOR, EMBEDDING, GUARDRAIL,
-                   SPAN and EVENT are around them, unless the attributes of the original span say more
-    input, output  its input and output: an object, JSON text of one, or text
+    type           GENERATION is a call, AGENT an agent, TOOL a tool; others are around them, unless the attributes of
+                   the original span say more
+    input, output  an object, JSON text of one, or text
     model, modelParameters, usageDetails {input, output, ...}, costDetails {total}; before: usage, promptTokens
     level, statusMessage   ERROR and the reason
     metadata       {attributes: the attributes of the OpenTelemetry span, resourceAttributes, scope, ...}
@@ -29,16 +29,17 @@ each as one document, an array, lines, or {data: [...]}. An observation, also as
 Source: files of the interface; Langfuse's reference of the API and of the fields of exports; its SDK 5.0.4.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lake.formats.base.fields import hash_rollout_index, parse_number, parse_time
+from lake.formats.base.fields import as_list, as_object, hash_rollout_index, parse_number
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder, read_head
 from lake.formats.base.json_array import Element, to_json_text
 from lake.formats.base.rows import ShapeError, convert_value, read_values, read_with_partial
 from lake.formats.base.source import Input
 from lake.formats.otlp.conventions import (
     LANGFUSE_CAPTURE,
+    MIRRORS,
     build_genai_call,
     build_genai_tool,
     build_openinference_call,
@@ -61,8 +62,8 @@ from lake.formats.tracing.payloads import (
     decode_payload,
     get_first,
     get_text,
-    is_empty,
     list_objects,
+    omit_empty,
     parse_answers,
     parse_numeric,
     parse_prompt,
@@ -92,7 +93,6 @@ _ATTRIBUTE_NAMES = {
     "usageDetails": "usage_details",
     "costDetails": "cost_details",
 }
-_MIRRORS = ("pydantic_ai.all_messages", "all_messages_events")
 ITEM_KEYS = ("langfuse.experiment.item.id", "dataset_item_id")
 RUN_KEYS = ("langfuse.experiment.name", "experiment_run_name", "dataset_run_name")
 EXPECTED_KEYS = ("langfuse.experiment.item.expected_output",)
@@ -106,9 +106,8 @@ def fill_observation(span: Span, kind: str, observation: dict[str, Any]) -> None
         kind: type of the observation.
         observation: the observation; JSON text in its values is decoded.
     """
-    metadata = decode_payload(observation.get("metadata"))
-    inner = decode_payload(metadata.get("attributes")) if isinstance(metadata, dict) else None
-    attributes = dict(inner) if isinstance(inner, dict) else {}
+    metadata = as_object(decode_payload(observation.get("metadata")))
+    attributes = dict(as_object(decode_payload(metadata.get("attributes"))))
     traced_kind = get_genai_kind(attributes) or (get_text(attributes, "openinference.span.kind") or "").lower()
     model = get_text(observation, "model", "provided_model_name")
     span.kind = {"generation": "llm"}.get(kind.lower(), kind.lower())
@@ -128,8 +127,8 @@ def fill_observation(span: Span, kind: str, observation: dict[str, Any]) -> None
         span.tool = _build_tool(span, observation, attributes)
     elif span.kind == "agent":
         span.agent = span.agent or span.name
-    if attributes and isinstance(metadata, dict) and "metadata" in span.attributes:
-        stored = {key: attribute for key, attribute in attributes.items() if key not in _MIRRORS}
+    if attributes and "metadata" in span.attributes:
+        stored = {key: attribute for key, attribute in attributes.items() if key not in MIRRORS}
         span.attributes["metadata"] = metadata | {"attributes": stored}
 
 
@@ -176,9 +175,8 @@ def _build_call(observation: dict[str, Any], attributes: dict[str, Any], model: 
     # An unknown price is 0 in the totals, and absent from the details.
     total = cost.get("total", observation.get("calculatedTotalCost"))
     call.cost = call.cost if total is None else parse_number(parse_numeric(total))
-    extra = {"usage": {key: field for key, field in usage.items() if key not in _COUNTED}}
-    extra["payload"] = prompt.rest | answers.rest
-    call.extra |= {key: field for key, field in extra.items() if field}
+    extra_usage = {key: field for key, field in usage.items() if key not in _COUNTED}
+    call.extra |= omit_empty({"usage": extra_usage, "payload": prompt.rest | answers.rest})
     return call
 
 
@@ -198,34 +196,24 @@ def _build_tool(span: Span, observation: dict[str, Any], attributes: dict[str, A
 def _list_tools(observation: dict[str, Any]) -> list[Any]:
     """Return the offered tools, from an object by name or from a list."""
     tools = decode_payload(get_first(observation, "toolDefinitions", "tool_definitions"))
-    if isinstance(tools, dict):
-        pairs = [(name, decode_payload(tool)) for name, tool in tools.items()]
-        return [
-            tool if isinstance(tool, dict) and "name" in tool else {"name": name, "definition": tool}
-            for name, tool in pairs
-        ]
-    return [decode_payload(tool) for tool in tools] if isinstance(tools, list) else []
+    if not isinstance(tools, dict):
+        return [decode_payload(tool) for tool in as_list(tools)]
+    pairs = [(name, decode_payload(tool)) for name, tool in tools.items()]
+    return [tool if "name" in as_object(tool) else {"name": name, "definition": tool} for name, tool in pairs]
 
 
 def _get_object(observation: dict[str, Any], *keys: str) -> dict[str, Any]:
-    fields = decode_payload(get_first(observation, *keys))
-    return {key: field for key, field in fields.items() if not is_empty(key, field)} if isinstance(fields, dict) else {}
+    return omit_empty(as_object(decode_payload(get_first(observation, *keys))))
 
 
 # ---------------------------------------------------------------- files
 
 NAME = "langfuse"
-_OBSERVATION_KEYS = (
-    *("parentObservationId", "parent_observation_id"),
-    *("usageDetails", "usage_details", "completionStartTime"),
-)
+_IDS, _STARTS, _ENDS = ("traceId", "trace_id"), ("startTime", "start_time"), ("endTime", "end_time")
+_PARENTS = ("parentObservationId", "parent_observation_id")
+_OBSERVATION_KEYS = (*_PARENTS, "usageDetails", "usage_details", "completionStartTime")
 _TRACE_KEYS = ("projectId", "project_id", "htmlPath", "bookmarked", "sessionId", "session_id", "userId", "scores")
-_MAPPED_KEYS = frozenset(
-    (
-        *("id", "traceId", "trace_id", "parentObservationId", "parent_observation_id", "type", "name", "startTime"),
-        *("endTime", "start_time", "end_time", "trace_name", "latency"),
-    )
-)
+_MAPPED_KEYS = frozenset(("id", *_IDS, *_PARENTS, "type", "name", *_STARTS, *_ENDS, "trace_name", "latency"))
 """Keys of an observation with a place in its row, and its latency, which is in milliseconds in some files."""
 _SCORE_KEYS = frozenset(("name", "value", "comment", "stringValue", "string_value", "longStringValue", "observationId"))
 
@@ -253,33 +241,24 @@ def read(file: Input) -> Iterator[Item]:
     """Read the records and rejects of a file."""
     if any(map(_is_observation, _list_first_nodes(read_head(file.path)))):
         for item in group_traces(_split_observations(read_values(file))):
-            if isinstance(item, Reject):
-                yield item
-            else:
-                yield from _convert(item[1], file, _build_trace_document)
+            yield from _convert(item if isinstance(item, Reject) else item[1], file, {}, are_rows=True)
         return
     for element, is_part in read_with_partial(file, "observations", "data"):
-        document = element.value if isinstance(element, Element) and isinstance(element.value, dict) else {}
-        page = document.get("data")
+        page = as_object(element.value).get("data") if isinstance(element, Element) else None
         if isinstance(page, list) and isinstance(element, Element):
             for index, node in enumerate(page):
-                yield from _convert(Element(index, node, element.problem, source=None), file)
+                yield from _convert(Element(index, node, element.problem, source=None), file, {})
         else:
-            yield from _convert(element, file, extra={"truncated": True} if is_part else {})
+            yield from _convert(element, file, {"truncated": True} if is_part else {})
 
 
-def _convert(
-    item: Element | Reject,
-    file: Input,
-    build_document: Callable[[Any], Any] | None = None,
-    extra: dict[str, Any] | None = None,
-) -> Iterator[Item]:
-    """Convert one trace to its episodes, and to rejects of its invalid observations."""
+def _convert(item: Element | Reject, file: Input, extra: dict[str, Any], *, are_rows: bool = False) -> Iterator[Item]:
+    """Convert one trace, or its observations, to episodes, and to rejects of invalid observations."""
     lost: list[Reject] = []
     position = item.index if isinstance(item, Element) else 0
 
     def convert(node: Any) -> list[EpisodeRecord]:
-        return _convert_trace(build_document(node) if build_document else node, file, position, lost, extra or {})
+        return _convert_trace(_build_trace_document(node) if are_rows else node, file, position, lost, extra)
 
     items = list(convert_value(item, NAME, convert))
     yield from items
@@ -317,10 +296,10 @@ def _split_observations(items: Iterable[Element | Reject]) -> Iterator[tuple[str
         if isinstance(item, Reject):
             yield item
             continue
-        page = item.value.get("data") if isinstance(item.value, dict) else None
+        page = as_object(item.value).get("data")
         for row in page if isinstance(page, list) else [item.value]:
             problem = item.problem
-            trace_id = get_first(row, "traceId", "trace_id") if isinstance(row, dict) else None
+            trace_id = get_first(as_object(row), *_IDS)
             if problem is None and not (isinstance(trace_id, str) and trace_id):
                 kind = type(row).__name__
                 problem = f"`traceId` is {trace_id!r} in {kind}; valid: an observation with the id of its trace"
@@ -333,15 +312,11 @@ def _split_observations(items: Iterable[Element | Reject]) -> Iterator[tuple[str
 def _build_trace_document(rows: list[Any]) -> dict[str, Any]:
     """Return observations of one trace as a document; the trace has the fields that they repeat."""
     names: dict[str, tuple[str, ...]] = {"name": ("traceName", "trace_name"), "sessionId": ("sessionId", "session_id")}
-    names |= {
-        "userId": ("userId", "user_id"),
-        "id": ("traceId", "trace_id"),
-        "tags": ("tags",),
-        "release": ("release",),
+    names |= {"userId": ("userId", "user_id"), "id": _IDS, "tags": ("tags",), "release": ("release",)}
+    trace = {
+        key: next((field for row in rows if (field := get_first(row, *keys)) is not None), None)
+        for key, keys in names.items()
     }
-    trace: dict[str, Any] = {}
-    for key, keys in names.items():
-        trace[key] = next((field for row in rows if (field := get_first(row, *keys)) is not None), None)
     return {"trace": trace, "observations": rows}
 
 
@@ -365,14 +340,14 @@ def _convert_trace(
         raise ShapeError("`observations` holds only ids; export the trace with its observations")
     rows = []
     for index, row in enumerate(observations):
-        if isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"]:
+        if get_text(as_object(row), "id"):
             rows.append(row)
         else:
             row_id = row.get("id") if isinstance(row, dict) else type(row).__name__
             message = f"`observations[{index}].id` is {row_id!r}; valid: an observation with a text as its id"
             raw = excerpt(to_json_text(row))
             lost.append(Reject(position=position, reason="invalid", message=excerpt(message), raw=raw))
-    trace_id = get_first(fields, "id") or next((get_first(row, "traceId", "trace_id") for row in rows), None)
+    trace_id = get_first(fields, "id") or next((get_first(row, *_IDS) for row in rows), None)
     if not isinstance(trace_id, str) or not trace_id.strip():
         raise ShapeError(f"`trace.id` is {trace_id!r}; valid: a text")
     item, run_id, expected = _find_experiment(fields, rows)
@@ -400,8 +375,8 @@ def _convert_trace(
 
 def _get_extra(fields: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the further fields of a trace, without an input or output that an outermost observation repeats."""
-    roots = [row for row in rows if not get_first(row, "parentObservationId", "parent_observation_id")]
-    extra = {k: v for k, v in fields.items() if k not in ("id", "observations", "scores") and not is_empty(k, v)}
+    roots = [row for row in rows if not get_first(row, *_PARENTS)]
+    extra = omit_empty(fields, ("id", "observations", "scores"))
     for key in ("input", "output"):
         if key in extra and any(decode_payload(extra[key]) == decode_payload(row.get(key)) for row in roots):
             del extra[key]
@@ -411,27 +386,23 @@ def _get_extra(fields: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, 
 def _find_experiment(fields: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str | None, str | None, Any]:
     """Return the dataset's item that a trace is about, the experiment, and the expected output."""
     for holder in (fields, *rows):
-        metadata = decode_payload(holder.get("metadata"))
-        if not isinstance(metadata, dict):
-            continue
-        attributes = decode_payload(metadata.get("attributes"))
-        merged = metadata | (attributes if isinstance(attributes, dict) else {})
+        metadata = as_object(decode_payload(holder.get("metadata")))
+        merged = metadata | as_object(decode_payload(metadata.get("attributes")))
         if item := get_text(merged, *ITEM_KEYS):
             return item, get_text(merged, *RUN_KEYS), get_first(merged, *EXPECTED_KEYS)
     return None, None, None
 
 
 def _build_span(row: dict[str, Any]) -> Span:
-    parent = get_first(row, "parentObservationId", "parent_observation_id")
     message = str(get_first(row, "statusMessage", "status_message") or "error")
     span = Span(
         id=row["id"],
-        parent=parent if isinstance(parent, str) and parent else None,
+        parent=parent if isinstance(parent := get_first(row, *_PARENTS), str) and parent else None,
         name=str(row.get("name") or ""),
-        start=to_nanoseconds(parse_time(get_first(row, "startTime", "start_time"))),
-        end=to_nanoseconds(parse_time(get_first(row, "endTime", "end_time"))),
+        start=to_nanoseconds(get_first(row, *_STARTS)),
+        end=to_nanoseconds(get_first(row, *_ENDS)),
         error=message if row.get("level") == "ERROR" else None,
-        attributes={key: field for key, field in row.items() if key not in _MAPPED_KEYS and not is_empty(key, field)},
+        attributes=omit_empty(row, _MAPPED_KEYS),
     )
     fill_observation(span, str(row.get("type") or "SPAN"), row)
     return span
@@ -441,23 +412,18 @@ def _build_score(score: dict[str, Any]) -> Score:
     kind = get_first(score, "dataType", "data_type")
     has_number = kind not in ("CATEGORICAL", "TEXT", "CORRECTION")
     has_number |= kind == "CATEGORICAL" and bool(get_first(score, "configId", "config_id"))
-    metrics = {key: field for key, field in score.items() if key not in _SCORE_KEYS and not is_empty(key, field)}
-    label = get_first(score, "stringValue", "string_value")
-    text = get_text(score, "longStringValue", "long_string_value")
+    metrics = {"label": get_first(score, "stringValue", "string_value")}
+    metrics["text"] = get_text(score, "longStringValue", "long_string_value")
     return Score(
         scorer=str(score.get("name") or "score"),
         value=score.get("value") if has_number else None,
         reason=score.get("comment"),
-        metrics=metrics | {key: field for key, field in (("label", label), ("text", text)) if field},
+        metrics=omit_empty(score, _SCORE_KEYS) | {key: field for key, field in metrics.items() if field},
     )
 
 
 FORMAT = Format(
-    NAME,
-    "Langfuse traces with observations",
-    recognise,
-    read,
-    no_trajectory,
+    *(NAME, "Langfuse traces with observations", recognise, read, no_trajectory),
     is_whole=True,
     run_folder=get_parent_folder,
 )

@@ -32,13 +32,19 @@ Refused: rows in none of these forms, and messages of a wrong shape.
 
 Equal rows are equal episodes in every kind of file. Parquet cannot tell a null inside an object from a missing key, so
 nulls are dropped in all files, except in arguments of calls, tools and scores.
+
+ShareGPT: `{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}], "system"?, "tools"?}`, also
+`conversation` and `items`. `from` is one of `lake.formats.chat.data_sets.ROLES`; the value of a function_call is JSON
+of one or several {name, arguments}. `content` may replace `value`. Pairs have `chosen` and `rejected` next to the
+conversations that they answer. Refused: turns without a known `from` or a text. Sources: LLaMA-Factory 0.9.5
+(data/README, v1 converter); axolotl's and OpenChat's documentation.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from lake.formats.base.fields import ScoreList, as_object, parse_count, parse_number
-from lake.formats.base.format import Format, Item
+from lake.formats.base.format import FileHead, Format, Item
 from lake.formats.base.json_array import Element
 from lake.formats.base.rows import ShapeError, convert_value, omit_fields, read_values
 from lake.formats.base.source import Input
@@ -46,6 +52,7 @@ from lake.formats.chat.data_sets import (
     EPISODE_COLUMNS,
     EPISODE_NAMES,
     FLAG_COLUMNS,
+    ROLES,
     SCORE_COLUMNS,
     SIDES,
     apply_episode_names,
@@ -58,21 +65,17 @@ from lake.formats.chat.data_sets import (
     normalise_messages,
     parse_answers_from,
     parse_row_chats,
+    read_head_rows,
     recognise,
 )
-from lake.formats.chat.messages import ChatDecisions
+from lake.formats.chat.messages import ChatDecisions, Message
 from lake.records import EpisodeRecord
 
 NAME = "messages"
+SHAREGPT_NAME = "sharegpt"
+_SHAREGPT_CHATS = ("conversations", "conversation", "messages", "items")
 TASK_ID_COLUMNS = (
-    "task_id",
-    "prompt_id",
-    "example_id",
-    "instance_id",
-    "id",
-    "conversation_id",
-    "conversation_hash",
-    "uuid",
+    *("task_id", "prompt_id", "example_id", "instance_id", "id", "conversation_id", "conversation_hash", "uuid"),
 )
 _EXPORT_COLUMNS = frozenset((*EPISODE_NAMES, "messages", "prompt_messages"))
 """Columns of Trajlake's own export (`lake.export.chats`)."""
@@ -80,13 +83,11 @@ _EXACT_KEYS = frozenset(("arguments", "tools", "functions", "rewards", "scores")
 """Keys whose values stay: a null there is a model's text, or a missing score."""
 
 
-def read(file: Input) -> Iterator[Item]:
-    """Yield records and rejects of a file: line numbers from 1, else indices from 0."""
-    return read_rows(file, NAME, lambda row: row)
+def _read_rows(file: Input, name: str, to_row: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[Item]:
+    """Yield records and rejects of a file of the format `name`; `to_row` converts its rows to those of chat messages.
 
-
-def read_rows(file: Input, name: str, to_row: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[Item]:
-    """Yield records and rejects of a file of the format `name`; `to_row` converts its rows to this format's."""
+    Positions are line numbers from 1, else indices from 0.
+    """
     for number, element in enumerate(read_values(file), 1):
         source = element.source if isinstance(element, Element) else b""
         may_have_nulls = not (isinstance(source, bytes) and b"null" not in source)
@@ -94,7 +95,7 @@ def read_rows(file: Input, name: str, to_row: Callable[[dict[str, Any]], dict[st
         def convert(row: Any, number: int = number, may_have_nulls: bool = may_have_nulls) -> list[EpisodeRecord]:
             if not isinstance(row, dict):
                 raise ShapeError(f"Expected `object`, got `{type(row).__name__}`")
-            return build_records(to_row(_drop_nulls(row) if may_have_nulls else row), number, file)
+            return _build_records(to_row(_drop_nulls(row) if may_have_nulls else row), number, file)
 
         yield from convert_value(element, name, convert)
 
@@ -106,12 +107,8 @@ def _drop_nulls(value: Any) -> Any:
     return [_drop_nulls(element) for element in value] if isinstance(value, list) else value
 
 
-def build_records(row: dict[str, Any], number: int, file: Input) -> list[EpisodeRecord]:
-    """Return the episodes of a row: one, or the two of a pair. `number` is the row's in the file, from 1.
-
-    Raises:
-        ShapeError, msgspec.ValidationError: a message of a wrong shape; a row in none of the forms.
-    """
+def _build_records(row: dict[str, Any], number: int, file: Input) -> list[EpisodeRecord]:
+    """Return the episodes of a row: one, or the two of a pair. `number` is the row's in the file, from 1."""
     if _EXPORT_COLUMNS.issubset(row) and has_episode_names(row):
         return [_build_exported_record(row)]
     row = normalise_columns(row)
@@ -122,21 +119,10 @@ def build_records(row: dict[str, Any], number: int, file: Input) -> list[Episode
 
 
 def _build_exported_record(row: dict[str, Any]) -> EpisodeRecord:
-    """Return the episode of a row of Trajlake's own export, which has its names and the beginning of its decisions.
-
-    Raises:
-        ShapeError: a message of a wrong shape.
-    """
-    chat = parse_answers_from(
-        normalise_messages(row["messages"], "messages"), parse_count(row["prompt_messages"]) or 0, location="messages"
-    )
-    record = EpisodeRecord(
-        task_id="",
-        env_return=parse_number(get_return(row, "reward")),
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
-    )
+    """Return the episode of a row of Trajlake's own export, which has its names and the beginning of its decisions."""
+    messages = normalise_messages(row["messages"], "messages")
+    chat = parse_answers_from(messages, parse_count(row["prompt_messages"]) or 0, location="messages")
+    record = EpisodeRecord(task_id="", env_return=parse_number(get_return(row, "reward")), **chat.fields)
     apply_episode_names(record, row)
     raw_scores, further = (
         decode_json_text(column) if isinstance(column := row.get(key), str) else column for key in ("scores", "further")
@@ -147,19 +133,13 @@ def _build_exported_record(row: dict[str, Any]) -> EpisodeRecord:
     mapped_columns = (*_EXPORT_COLUMNS, *EPISODE_COLUMNS, *list_outcome_columns(row), "reward", "scores", "advantages")
     columns = omit_fields(row, *mapped_columns, "further") or {}
     _add_columns(record, columns | as_object(further), scores)
-    record.scores = scores.records
     return record
 
 
 def _build_record(
     row: dict[str, Any], chat: ChatDecisions, number: int, file: Input, mapped_columns: list[str], side: str | None
 ) -> EpisodeRecord:
-    record = EpisodeRecord(
-        task_id="",
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
-    )
+    record = EpisodeRecord(task_id="", **chat.fields)
     columns = omit_fields(row, *mapped_columns) or {}
     scores = ScoreList()
     if side is not None:
@@ -172,9 +152,7 @@ def _build_record(
         columns.pop(column, None)
         is_counted = bool(file.memory["ids"])
         record.rollout_index = file.next_index(record.task_id) if is_counted else int(side == "rejected")
-    if columns:
-        _add_columns(record, columns, scores)
-    record.scores = scores.records
+    _add_columns(record, columns, scores)
     return record
 
 
@@ -205,7 +183,7 @@ def _choose_task(row: dict[str, Any], number: int, file: Input) -> tuple[str, st
 
 
 def _add_columns(record: EpisodeRecord, columns: dict[str, Any], scores: ScoreList) -> None:
-    """Write the columns of a row outside its chat on a record."""
+    """Write the scores and the columns of a row outside its chat on a record."""
     for key in SCORE_COLUMNS:
         score = columns.get(key)
         if key in ("rewards", "scores") and isinstance(score, dict):
@@ -223,7 +201,7 @@ def _add_columns(record: EpisodeRecord, columns: dict[str, Any], scores: ScoreLi
         if isinstance(columns.get(key), str) and getattr(record, field) is None:
             setattr(record, field, columns.pop(key))
     record.ground_truth = columns.pop("ground_truth", None)
-    record.extra = columns or None
+    record.extra, record.scores = columns or None, scores.records
 
 
 def _is_name(value: Any) -> bool:
@@ -243,4 +221,52 @@ def _select_side(columns: dict[str, Any], side: str) -> dict[str, Any]:
     return side_columns
 
 
-FORMAT = Format(NAME, "chat messages, prompts and answers, preferences", recognise, read, no_trajectory)
+# ---------------------------------------------------------------- ShareGPT
+
+
+def _recognise_sharegpt(head: FileHead) -> bool:
+    """Return whether rows have a conversation whose turns have `from` and `value`."""
+    for row in read_head_rows(head):
+        if set(row) >= {"conversations", "from", "value"} and set(row.values()) == {None}:
+            return True  # a damaged document shows only its keys
+        chats = (row.get(key) for key in _SHAREGPT_CHATS)
+        turns = (chat[0] for chat in chats if isinstance(chat, list) and chat and isinstance(chat[0], dict))
+        if any("from" in turn and ("value" in turn or "content" in turn) for turn in turns):
+            return True
+    return False
+
+
+def _convert_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with messages instead of turns. Raises ShapeError: a turn of a wrong shape."""
+    converted_row = dict(row)
+    for key in (*_SHAREGPT_CHATS, "chosen", "rejected"):
+        turns = row.get(key)
+        if isinstance(turns, list):
+            converted_row[key] = [_convert_turn(turn, f"{key}[{index}]") for index, turn in enumerate(turns)]
+        elif isinstance(turns, dict):
+            converted_row[key] = [_convert_turn(turns, key)]
+    if isinstance(converted_row.get("items"), list) and "conversations" not in converted_row:
+        converted_row["conversations"] = converted_row.pop("items")
+    return converted_row
+
+
+def _convert_turn(turn: Any, path: str) -> Message:
+    if not isinstance(turn, dict):
+        raise ShapeError(f"Expected `object`, got `{type(turn).__name__}` - at `$.{path}`")
+    role, content = turn.get("from"), turn.get("value", turn.get("content"))
+    if not isinstance(role, str) or role.lower() not in ROLES:
+        raise ShapeError(f"`{path}.from` is {role!r}; valid: {', '.join(ROLES)}")
+    if not isinstance(content, str | None):
+        raise ShapeError(f"`{path}.value` is {type(content).__name__}; valid: text")
+    fields = {key: field for key, field in turn.items() if key not in ("from", "value", "content")}
+    return {"role": role, "content": content} | fields
+
+
+FORMAT = Format(
+    *(NAME, "chat messages, prompts and answers, preferences", recognise),
+    *(lambda file: _read_rows(file, NAME, lambda row: row), no_trajectory),
+)
+SHAREGPT = Format(
+    *(SHAREGPT_NAME, "ShareGPT conversations (from, value)", _recognise_sharegpt),
+    lambda file: _read_rows(file, SHAREGPT_NAME, _convert_sharegpt),
+)

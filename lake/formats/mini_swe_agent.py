@@ -12,8 +12,8 @@
     With the Responses API an assistant's message is the answer itself (`object: response`, `output` items), and a
     result is a `function_call_output` item.
 
-Episode: a document. The task is the instance, else a hash of the first user message, which has the task's text. The
-sibling number is a hash of the first decision's time and response id, or of all messages if it has neither.
+Episode: a document. The task is the instance, else a hash of the first user message. The sibling number is a hash of
+the first decision's time and response id, or of all messages if it has neither.
 Step: an assistant's message. `extra.response` repeats it, and gives model, tokens and finish reason; `extra.actions`
 repeats the tool calls, or the command in the text.
 Reward: none; the benchmark's verdict is in another file.
@@ -58,8 +58,6 @@ _LIMITS = ("LimitsExceeded", "TimeExceeded", "CostLimitExceeded", "StepLimitExce
 
 
 class _MiniSweInfo(msgspec.Struct):
-    """The fields of a run's `info` whose types are checked."""
-
     exit_status: str | None = None
     mini_version: str | None = None
     model_stats: dict[str, Any] | None = None
@@ -68,8 +66,6 @@ class _MiniSweInfo(msgspec.Struct):
 
 
 class _MiniSweRun(msgspec.Struct):
-    """One document."""
-
     messages: list[Any]
     info: _MiniSweInfo | None = None
     trajectory_format: str | None = None
@@ -84,12 +80,9 @@ def recognise(look: FileHead) -> bool:
         return is_chat and (_TOOL_WORDS.search(look.text) is not None or look.path.name.endswith(".traj.json"))
     if look.kind not in ("object", "lines"):
         return False
-    if str(look.first.get("trajectory_format")).startswith("mini-swe-agent"):
-        return True
-    info = look.first.get("info")
-    if isinstance(info, dict) and {"exit_status", "submission"} <= info.keys() and "messages" in look.first:
-        return True
-    return look.has("info") and _TOOL_FIELDS.search(look.text) is not None
+    is_named = str(look.first.get("trajectory_format")).startswith("mini-swe-agent")
+    has_end = {"exit_status", "submission"} <= as_object(look.first.get("info")).keys() and "messages" in look.first
+    return is_named or has_end or (look.has("info") and _TOOL_FIELDS.search(look.text) is not None)
 
 
 def read(file: Input) -> Iterator[Item]:
@@ -104,19 +97,19 @@ def read(file: Input) -> Iterator[Item]:
 def _read_bare(file: Input) -> Iterator[Item]:
     """Yield the episode of a list of messages, and rejects of damaged messages."""
     messages: list[Any] = []
-    lost = 0
-    is_cut = False
+    lost, is_cut = 0, False
     for element in read_array_values(file):
         if isinstance(element, Reject):
             is_cut = is_cut or element.reason == "truncated"
-        elif (problem := find_element_problem(element)) is not None:
-            element.problem = problem
         else:
+            element.problem = find_element_problem(element)
             try:
-                messages.append(_convert_message(element.value, element.index))
-                continue
+                message = _convert_message(element.value, element.index) if element.problem is None else None
             except ShapeError as error:
                 element.problem = str(error)
+            if element.problem is None:
+                messages.append(message)
+                continue
         lost += 1
         yield from convert_value(element, NAME, lambda _: ())
     if messages or not lost:
@@ -188,30 +181,25 @@ def _fill_step(step: StepRecord, lineage: Lineage, index: int) -> None:
     step.started_at = parse_time(step_extra.get("timestamp"))
     if step.started_at is not None:
         del step_extra["timestamp"]
-    message_extra = step_extra.pop("extra", None)
-    if not isinstance(message_extra, dict):
-        step.extra = step_extra | ({"extra": message_extra} if message_extra is not None else {}) or None
-        return
-    step.started_at = parse_time(message_extra.get("timestamp")) or step.started_at
-    step.cost = parse_number(message_extra.get("cost"))
-    answer = message_extra.get("response")
-    response = apply_answer(step, answer, lineage, index) if isinstance(answer, dict) else answer
-    fields = omit_fields(message_extra, "cost", "response", *(("actions",) if step.tool_calls else ())) or {}
-    fields |= {"response": response} if response is not None else {}
-    step.extra = step_extra | ({"extra": fields} if fields else {}) or None
+    if isinstance(message_extra := step_extra.pop("extra", None), dict):
+        step.started_at = parse_time(message_extra.get("timestamp")) or step.started_at
+        step.cost = parse_number(message_extra.get("cost"))
+        answer = message_extra.get("response")
+        response = apply_answer(step, answer, lineage, index) if isinstance(answer, dict) else answer
+        fields = omit_fields(message_extra, "cost", "response", *(("actions",) if step.tool_calls else ())) or {}
+        message_extra = fields | ({"response": response} if response is not None else {}) or None
+    step.extra = step_extra | ({"extra": message_extra} if message_extra is not None else {}) or None
 
 
 def _hash_first_answer(messages: list[Any]) -> int:
     """Return a sibling number from the first answer's time and id, or from all messages."""
-    for message in messages:
-        if isinstance(message, dict) and (message.get("role") == "assistant" or "output" in message):
-            extra = as_object(message.get("extra"))
-            answer: dict[str, Any] = response if isinstance(response := extra.get("response"), dict) else message
-            identity = [answer.get("id"), extra.get("timestamp", message.get("timestamp"))]
-            if identity != [None, None]:
-                return hash_rollout_index(json.dumps(identity))
-            break
-    return hash_rollout_index(json.dumps(messages, sort_keys=True))
+    objects = (message for message in messages if isinstance(message, dict))
+    first = next((message for message in objects if message.get("role") == "assistant" or "output" in message), {})
+    extra = as_object(first.get("extra"))
+    answer: dict[str, Any] = response if isinstance(response := extra.get("response"), dict) else first
+    identity = [answer.get("id"), extra.get("timestamp", first.get("timestamp"))]
+    is_unknown = identity == [None, None]
+    return hash_rollout_index(json.dumps(messages, sort_keys=True) if is_unknown else json.dumps(identity))
 
 
 FORMAT = Format(

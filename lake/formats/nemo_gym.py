@@ -14,9 +14,8 @@
 Episode: a line. DeepSWE's rows have no request: {task_index, instance_id, reward, trajectory: {model, output}, ...}.
 Step: a run of what the model wrote (reasoning, messages, calls) between two inputs. Items for training have
 `prompt_token_ids`, `generation_token_ids` and `generation_log_probs` on the last item of a call: exact tokens. Aviary
-writes a list of items per step, each with the history up to it; the reader joins those steps. A placeholder for
-missing tokens (a message without text, of the one token 0) is dropped.
-Refused: means of rewards, verdicts, and requests without responses.
+writes a list of items per step, each with the history up to it. A placeholder for missing tokens (a message without
+text, of the one token 0) is dropped. Refused: means of rewards, verdicts, and requests without responses.
 
 The format has no version. Source: NVIDIA-NeMo/Gym, rollout_collection.py and openai_utils.py (00536e7a140e),
 responses_api_agents/aviary_agent (01c85079b325).
@@ -29,6 +28,7 @@ import msgspec
 
 from lake.formats.base.fields import (
     ScoreList,
+    as_object,
     as_text,
     choose_rollout_index,
     is_score_name,
@@ -52,7 +52,6 @@ _MAPPED_KEYS = (
     *("responses_create_params", "response", "reward", "terminated", "truncated", "agent_ref", "_ng_failure_class"),
     *("_ng_task_index", "_ng_rollout_index", "task_idx", "ground_truth", "expected_answer"),
 )
-_TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
 class _GymUsage(msgspec.Struct):
@@ -104,18 +103,15 @@ def _has_no_request(value: dict[str, Any]) -> bool:
 
 def no_trajectory(look: FileHead) -> str | None:
     """Name the tool's files that hold no rollouts."""
-    if look.objects and all("mean/reward" in value for value in look.objects) and look.has("mean/reward", "agent_ref"):
-        return "its rows are NeMo Gym's means of rewards; ingest the rollouts that they average (rollouts.jsonl)"
-    if look.kind == "lines" and look.has("_ng_task_index", "mean/reward"):
-        return "its lines are NeMo Gym's means of rewards by task; ingest the rollouts they average (rollouts.jsonl)"
-    if look.has("_ng_task_index", "verdict", "findings"):
-        return "its lines are NeMo Gym's verdicts on rollouts; ingest the rollouts next to it (rollouts.jsonl)"
-    if look.kind == "lines" and look.has("responses_create_params") and not recognise(look):
-        return (
-            "its lines are requests of NeMo Gym without responses (a data set, or materialized inputs); ingest the "
-            "rollouts that were collected for them (rollouts.jsonl)"
-        )
-    return None
+    is_mean = look.has("mean/reward", "agent_ref") and all("mean/reward" in value for value in look.objects)
+    kind = None
+    if is_mean or (look.kind == "lines" and look.has("_ng_task_index", "mean/reward")):
+        kind = "NeMo Gym's means of rewards by task or agent"
+    elif look.has("_ng_task_index", "verdict", "findings"):
+        kind = "NeMo Gym's verdicts on rollouts"
+    elif look.kind == "lines" and look.has("responses_create_params") and not recognise(look):
+        kind = "requests of NeMo Gym without responses (a data set, or materialized inputs)"
+    return kind and f"its rows are {kind}; ingest the rollouts that belong to them (rollouts.jsonl)"
 
 
 def read(file: Input) -> Iterator[Item]:
@@ -124,11 +120,7 @@ def read(file: Input) -> Iterator[Item]:
 
 
 def build_record(value: Any, file: Input) -> EpisodeRecord:
-    """Return a line as an episode.
-
-    Raises:
-        ShapeError, msgspec.ValidationError: a request, a response or an item of a wrong shape.
-    """
+    """Return a line as an episode. Raises ShapeError, msgspec.ValidationError: it has another shape."""
     if isinstance(value, dict) and _has_no_request(value):
         task_name = value.get("instance_id", value["task_index"])
         fields = {"responses_create_params": {}, "response": value["trajectory"], "_ng_task_index": task_name}
@@ -163,9 +155,7 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
         completion_tokens=parse_count(usage.output_tokens),
         tools=[to_chat_tool(tool) for tool in request.tools or response.tools or ()] or None,
         sampling=omit_fields(value["responses_create_params"], *_REQUEST_KEYS),
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
+        **chat.fields,
         scores=scores.records,
         extra=extra | _collect_extra(value, agent_id) or None,
     )
@@ -206,21 +196,19 @@ def _parse_response(request: _GymRequest, response: _GymResponse) -> ChatDecisio
     prompt = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     before: list[Message] = [{"role": "system", "content": request.instructions}] if request.instructions else []
     before += [message for message, _ in group_items(prompt, "responses_create_params.input")]
-    items = []
-    for item in _flatten(response.output or [], prompt):
-        is_placeholder = isinstance(item, dict) and item.get("generation_token_ids") == [0]
-        if not (is_placeholder and not join_text(item.get("content"))):
-            items.append(item)
+    items = [
+        item
+        for item in _flatten(response.output or [], prompt)
+        if as_object(item).get("generation_token_ids") != [0] or join_text(item.get("content"))
+    ]
     groups = group_items(items, "response.output")
     chat = parse_answers_from([*before, *(message for message, _ in groups)], len(before), location="messages")
     lineage = Lineage()
     for index, (step, items) in enumerate(zip(chat.steps, filter(None, (items for _, items in groups)), strict=True)):
-        exact = next((item for item in items if item.get("generation_token_ids")), None)
-        if exact is not None:
-            prompt_ids, action_ids = (
-                msgspec.convert(exact.get(key), list[Index], strict=False) for key in _TOKEN_KEYS[:2]
-            )
-            logprobs = msgspec.convert(exact.get(_TOKEN_KEYS[2]), list[float] | None)
+        for exact in [item for item in items if item.get("generation_token_ids")][:1]:
+            keys = ("prompt_token_ids", "generation_token_ids")
+            prompt_ids, action_ids = (msgspec.convert(exact.get(key), list[Index], strict=False) for key in keys)
+            logprobs = msgspec.convert(exact.get("generation_log_probs"), list[float] | None)
             step.tokens = lineage.add(index, prompt_ids, action_ids, logprobs or None)
     return chat
 
@@ -240,9 +228,10 @@ def _flatten(output: list[Any], prompt: list[Any]) -> list[Any]:
 
 
 def _are_equal_items(a_item: Any, b_item: Any) -> bool:
-    if not isinstance(a_item, dict) or not isinstance(b_item, dict):
-        return False
-    return all(a_item.get(key) == b_item.get(key) for key in ("role", "content", "name", "arguments", "output"))
+    are_objects = isinstance(a_item, dict) and isinstance(b_item, dict)
+    return are_objects and all(
+        a_item.get(key) == b_item.get(key) for key in ("role", "content", "name", "arguments", "output")
+    )
 
 
 FORMAT = Format(NAME, "NeMo Gym rollouts", recognise, read, no_trajectory, by_line=True)

@@ -30,7 +30,6 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.canonical import list_non_text_parts
 from lake.formats.base.fields import (
     ScoreList,
     as_text,
@@ -41,7 +40,7 @@ from lake.formats.base.fields import (
     split_group,
 )
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder
-from lake.formats.base.rows import ShapeError, convert_values, read_line_values
+from lake.formats.base.rows import ShapeError, convert_values, list_non_text_parts, read_line_values
 from lake.formats.base.source import Input, get_stem
 from lake.formats.chat.messages import ChatDecisions, Message, join_text, parse_chat
 from lake.records import EpisodeRecord, Index, StepRecord, TokensRecord

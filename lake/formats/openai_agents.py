@@ -10,10 +10,8 @@
                  handoff, guardrail, custom (also the SDK's own task and turn), mcp_tools, transcription, speech, ...
 
 * A trace is an episode; its generations and responses in the order of their start are the decisions
-  (`tracing.episodes`). A handoff stays in the episode, and `agent_id` of a step names the agent. An agent inside a
-  function is a sub-agent.
-* The export of a `response` has no messages. Such steps have the tool calls of the function spans after them, and are
-  not trained on.
+  (`tracing.episodes`). A handoff stays in the episode; an agent inside a function is a sub-agent.
+* The export of a `response` has no messages. Such steps have the tool calls of the function spans after them.
 * The task is the trace: the traces of a group (`group_id`, in `extra`) are the turns of one conversation, not siblings.
   The environment is the workflow.
 * The lines of a trace may be in any order, mixed with those of other traces, in batches, {data: [...]}, or as
@@ -23,19 +21,21 @@ Source: the tracing modules of openai-agents 0.24.0.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lake.formats.base.fields import parse_time
+from lake.formats.base.fields import as_object
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder
 from lake.formats.base.json_array import Element
-from lake.formats.base.rows import ShapeError, convert_value, omit_fields, read_values
+from lake.formats.base.rows import ShapeError, omit_fields, read_values
 from lake.formats.base.source import Input
-from lake.formats.tracing.episodes import ModelCall, Span, Tool, Trace, build_episodes, group_traces, to_nanoseconds
+from lake.formats.tracing.episodes import ModelCall, Span, Tool, Trace, build_episodes, convert_traces, to_nanoseconds
 from lake.formats.tracing.payloads import (
     add_instructions,
+    get_first,
     get_text,
-    is_empty,
+    omit_empty,
     parse_answers,
     parse_prompt,
     to_count,
@@ -47,9 +47,7 @@ NAME = "openai_agents"
 _OBJECTS = ("trace", "trace.span")
 _TRACE_ID = re.compile(r'"(?:trace_id|id)"\s*:\s*"(trace_[^"]{8,80})"')
 _CALLS = ("generation", "response")
-_COUNTED = frozenset(
-    ("input_tokens", "output_tokens", "total_tokens", "requests", "prompt_tokens", "completion_tokens")
-)
+_COUNTED = ("input_tokens", "output_tokens", "total_tokens", "requests", "prompt_tokens", "completion_tokens")
 _SETTINGS = ("temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "reasoning", "text")
 _SPAN_KEYS = ("object", "id", "trace_id", "parent_id", "started_at", "ended_at", "error")
 _CAPTURE = "trace_include_sensitive_data=True of RunConfig, or OPENAI_AGENTS_TRACE_INCLUDE_SENSITIVE_DATA=1"
@@ -75,18 +73,9 @@ def no_trajectory(head: FileHead) -> str | None:
 
 def read(file: Input) -> Iterator[Item]:
     """Read the records and rejects of a file; a trace has the position of its first line."""
-    lost: dict[str, int] = {}
-    for item in group_traces(_split_pieces(read_values(file, by_line=True), lost)):
-        if isinstance(item, Reject):
-            yield item
-        else:
-            trace_id, element = item
-            count = lost.get(trace_id, 0)
-            yield from convert_value(
-                element,
-                NAME,
-                lambda lines: _build_trace_episodes(trace_id, lines, count, file),  # noqa: B023
-            )
+    lost: Counter[str] = Counter()
+    pieces = _split_pieces(read_values(file, by_line=True), lost)
+    return convert_traces(pieces, NAME, lambda trace_id, lines: _build_records(trace_id, lines, lost[trace_id], file))
 
 
 def _list_objects(head: FileHead) -> list[dict[str, Any]]:
@@ -111,18 +100,19 @@ def _is_line(node: dict[str, Any]) -> bool:
     return node.get("object") == "trace" and ("workflow_name" in node or "group_id" in node)
 
 
-def _split_pieces(items: Iterable[Element | Reject], lost: dict[str, int]) -> Iterator[tuple[str, int, Any] | Reject]:
+def _split_pieces(items: Iterable[Element | Reject], lost: Counter[str]) -> Iterator[tuple[str, int, Any] | Reject]:
     """Yield lines with their trace. `lost` counts the damaged lines that name a trace."""
     for item in items:
         lines = _unwrap(item.value) if isinstance(item, Element) and item.problem is None else [None]
         for line in lines:
-            trace_id = _get_trace_id(line)
-            if isinstance(item, Element) and trace_id is not None:
+            fields = as_object(line)
+            trace_id = fields.get("id" if fields.get("object") == "trace" else "trace_id")
+            is_valid = fields.get("object") in _OBJECTS and isinstance(fields.get("id"), str)
+            if isinstance(item, Element) and is_valid and isinstance(trace_id, str) and trace_id:
                 yield trace_id, item.index, line
                 continue
             raw = item.raw if len(lines) == 1 else Element(0, line, source=None).raw
-            for lost_id in set(_TRACE_ID.findall(raw)):
-                lost[lost_id] = lost.get(lost_id, 0) + 1
+            lost.update(set(_TRACE_ID.findall(raw)))
             if isinstance(item, Reject):
                 yield item
             else:
@@ -130,15 +120,7 @@ def _split_pieces(items: Iterable[Element | Reject], lost: dict[str, int]) -> It
                 yield Reject(position=item.index, reason="invalid", message=message, raw=raw)
 
 
-def _get_trace_id(line: Any) -> str | None:
-    """Return the trace of a line; None if the line is neither a trace nor a span."""
-    if not isinstance(line, dict) or line.get("object") not in _OBJECTS:
-        return None
-    trace_id = line.get("id" if line["object"] == "trace" else "trace_id")
-    return trace_id if isinstance(trace_id, str) and isinstance(line.get("id"), str) and trace_id else None
-
-
-def _build_trace_episodes(trace_id: str, lines: list[Any], lost: int, file: Input) -> list[EpisodeRecord]:
+def _build_records(trace_id: str, lines: list[Any], lost: int, file: Input) -> list[EpisodeRecord]:
     """Build the episodes of a trace. Raises ShapeError: it has no call of a model, or no messages."""
     fields: dict[str, Any] = {}
     for line in lines:
@@ -146,8 +128,7 @@ def _build_trace_episodes(trace_id: str, lines: list[Any], lost: int, file: Inpu
     spans = [_build_span(line) for line in lines if line["object"] == "trace.span"]
     if not spans:
         raise ShapeError(f"trace {trace_id!r} has no span; ingest the file that has them")
-    mapped_keys = ("object", "id", "workflow_name")
-    extra = {key: field for key, field in fields.items() if key not in mapped_keys and not is_empty(key, field)}
+    extra = omit_empty(fields, ("object", "id", "workflow_name"))
     extra |= {"lost_lines": lost} if lost else {}
     extra |= {} if fields else {"trace": "its own line is missing"}
     environment = get_text(fields, "workflow_name")
@@ -162,73 +143,60 @@ def _build_trace_episodes(trace_id: str, lines: list[Any], lost: int, file: Inpu
 
 
 def _build_span(line: dict[str, Any]) -> Span:
-    span_data = line["span_data"] if isinstance(line.get("span_data"), dict) else {}
-    kind = str(span_data.get("type") or "span")
+    fields = as_object(line.get("span_data"))
+    kind = str(fields.get("type") or "span")
     error = line.get("error")
     message, detail = (error.get("message"), error.get("data")) if isinstance(error, dict) else (error, None)
-    error_text = to_text(message or error) + (f": {to_text(detail)}" if detail else "") if error else None
+    mapped_keys = _SPAN_KEYS if line.get("span_data") is not fields else (*_SPAN_KEYS, "span_data")
     parent = line.get("parent_id")
-    fields = {key: field for key, field in line.items() if key not in _SPAN_KEYS and field is not span_data}
     span = Span(
         id=line["id"],
         parent=parent if isinstance(parent, str) and parent else None,
-        name=get_text(span_data, "name") or kind,
+        name=get_text(fields, "name") or kind,
         kind={"function": "tool"}.get(kind, "llm" if kind in _CALLS else kind),
-        start=to_nanoseconds(parse_time(line.get("started_at"))),
-        end=to_nanoseconds(parse_time(line.get("ended_at"))),
-        error=error_text,
-        attributes={key: field for key, field in (fields | span_data).items() if not is_empty(key, field)},
+        start=to_nanoseconds(line.get("started_at")),
+        end=to_nanoseconds(line.get("ended_at")),
+        error=to_text(message or error) + (f": {to_text(detail)}" if detail else "") if error else None,
+        attributes=omit_empty({key: field for key, field in line.items() if key not in mapped_keys} | fields),
     )
     if kind in _CALLS:
-        span.call = _build_call(span_data, span.attributes)
+        span.call = _build_call(fields, span.attributes)
     elif kind == "function":
-        output = span_data.get("output")
-        span.tool = Tool(
-            name=span.name,
-            arguments=span_data.get("input"),
-            result=span.error if output is None else to_text(output),
-            is_error=True if span.error else None,
-        )
+        output = fields.get("output")
+        text = span.error if output is None else to_text(output)
+        is_error = True if span.error else None
+        span.tool = Tool(name=span.name, arguments=fields.get("input"), result=text, is_error=is_error)
     elif kind == "agent":
         span.agent = span.name
     return span
 
 
-def _build_call(span_data: dict[str, Any], attributes: dict[str, Any]) -> ModelCall:
+def _build_call(fields: dict[str, Any], attributes: dict[str, Any]) -> ModelCall:
     """Build the call of a generation or a response; its messages are removed from the attributes."""
-    response = span_data["response"] if isinstance(span_data.get("response"), dict) else {}
-    prompt = parse_prompt(span_data.get("input"))
-    answers = parse_answers(response or span_data.get("output"))
+    response = as_object(fields.get("response"))
+    prompt, answers = parse_prompt(fields.get("input")), parse_answers(response or fields.get("output"))
     for key in ("input", "output", "response"):
         attributes.pop(key, None)
-    settings = span_data["model_config"] if isinstance(span_data.get("model_config"), dict) else {}
+    settings = as_object(fields.get("model_config"))
     settings = settings or {key: answers.rest.pop(key) for key in _SETTINGS if key in answers.rest}
-    usage = span_data.get("usage") or response.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
+    usage = as_object(fields.get("usage") or response.get("usage"))
     extra = {
-        "response_id": get_text(span_data, "response_id") or get_text(response, "id"),
+        "response_id": get_text(fields, "response_id") or get_text(response, "id"),
         "usage": {key: count for key, count in usage.items() if key not in _COUNTED and count is not None},
         "payload": {k: v for k, v in (prompt.rest | answers.rest).items() if k not in ("id", "usage")},
     }
-    prompt_tokens, completion_tokens = usage.get("input_tokens"), usage.get("output_tokens")
     return ModelCall(
         prompt=add_instructions(prompt, answers) or None,
         answers=answers.messages,
         tools=answers.tools or prompt.tools,
-        sampling={key: setting for key, setting in settings.items() if setting is not None and key != "base_url"},
-        model=get_text(span_data, "model") or get_text(response, "model"),
-        prompt_tokens=to_count(usage.get("prompt_tokens") if prompt_tokens is None else prompt_tokens),
-        completion_tokens=to_count(usage.get("completion_tokens") if completion_tokens is None else completion_tokens),
+        sampling=omit_fields(settings, "base_url") or {},
+        model=get_text(fields, "model") or get_text(response, "model"),
+        prompt_tokens=to_count(get_first(usage, "input_tokens", "prompt_tokens")),
+        completion_tokens=to_count(get_first(usage, "output_tokens", "completion_tokens")),
         extra={key: field for key, field in extra.items() if field},
     )
 
 
 FORMAT = Format(
-    NAME,
-    "OpenAI Agents SDK traces",
-    recognise,
-    read,
-    no_trajectory,
-    is_whole=True,
-    run_folder=get_parent_folder,
+    NAME, "OpenAI Agents SDK traces", recognise, read, no_trajectory, is_whole=True, run_folder=get_parent_folder
 )

@@ -10,8 +10,8 @@
     tokens [{id, position, loss_mask, advantage, reward, inference_logprob, ...}]
                                      instead of those lists, in the first version
 
-Episode: a row, which is the sequence of one branch of one rollout. It names neither task nor rollout nor text. So each
-is a separate task, named by its environment, rank and number; the traces (`verifiers_traces`) have the texts.
+Episode: a row, the sequence of a branch of a rollout. It names neither task nor rollout nor text. So each is a separate
+task, named by its environment, rank and number; the traces (`verifiers_traces`) have the texts.
 Step: a run of trained tokens (`loss_mask`; with losses of several kinds, those of `rl`). Its text is unknown and
 empty. Its ids and the log-probabilities of the engine (`inference_logprobs`) are exact.
 Reward: `env_return`, which the trainer repeats at every token. Numbers of the trainer are in `extra`, as long as the
@@ -34,16 +34,8 @@ from lake.records import EpisodeRecord, Index, StepRecord, TokensRecord
 
 NAME = "prime_rl_tokens"
 _NEWEST = 1
-_MAPPED_KEYS = (
-    "schema_version",
-    "env_name",
-    "run_id",
-    "token_ids",
-    "tokens",
-    "loss_mask",
-    "rewards",
-    "inference_logprobs",
-)
+_LOGPROBS = "inference_logprobs"
+_MAPPED_KEYS = ("schema_version", "env_name", "run_id", "token_ids", "tokens", "loss_mask", "rewards", _LOGPROBS)
 _COLUMNS = {"id": "token_ids", "position": "position_ids", "advantage": "advantages", "reward": "rewards"} | {
     f"{source}_logprob": f"{source}_logprobs" for source in ("inference", "trainer")
 }
@@ -70,17 +62,10 @@ def recognise(look: FileHead) -> bool:
 
 def read(file: Input) -> Iterator[Item]:
     """Yield records and rejects of a file, with line numbers from 1."""
-    return convert_values(read_values(file, by_line=True), NAME, lambda value: [build_record(value, file)])
+    return convert_values(read_values(file, by_line=True), NAME, lambda value: [_build_record(value, file)])
 
 
-def build_record(value: Any, file: Input) -> EpisodeRecord:
-    """Return one sequence as an episode.
-
-    Raises:
-        msgspec.ValidationError: wrong keys or types.
-        ShapeError: lists of another length than the sequence.
-        UnsupportedError: a newer version of the format.
-    """
+def _build_record(value: Any, file: Input) -> EpisodeRecord:
     if isinstance(value, dict) and isinstance(value.get("tokens"), list):
         tokens = value["tokens"]
         fields = dict.fromkeys(name for token in tokens for name in token if name != "index")
@@ -90,7 +75,7 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     if not 1 <= row.schema_version <= _NEWEST:
         raise UnsupportedError(f"`schema_version` is {row.schema_version}; known: {_NEWEST}. Use a newer trajlake")
     length = len(row.token_ids)
-    for name in ("loss_mask", "rewards", "inference_logprobs", "losses"):
+    for name in ("loss_mask", "rewards", _LOGPROBS, "losses"):
         if (items := getattr(row, name)) is not None and len(items) != length:
             raise ShapeError(f"`{name}` has {len(items)} entries for {length} token ids")
     rewards = {reward for reward in row.rewards or () if reward is not None}
@@ -116,7 +101,7 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
 
 def _build_steps(row: _TokenRow) -> list[StepRecord]:
     """Return the runs of trained tokens; tokens after the last run belong to no step."""
-    mask = row.loss_mask
+    mask, logprobs = row.loss_mask, row.inference_logprobs or []
     if row.losses is not None and any("rl" in losses for losses in row.losses):
         mask = [isinstance(loss := losses.get("rl"), dict) and loss.get("mask") is True for losses in row.losses]
     steps: list[StepRecord] = []
@@ -124,8 +109,7 @@ def _build_steps(row: _TokenRow) -> list[StepRecord]:
     while True in mask[at:]:
         start = mask.index(True, at)
         at = mask.index(False, start) if False in mask[start:] else len(mask)
-        logprobs = [] if row.inference_logprobs is None else row.inference_logprobs[start:at]
-        numbers = [logprob for logprob in logprobs if logprob is not None]
+        numbers = [logprob for logprob in logprobs[start:at] if logprob is not None]
         tokens = TokensRecord(
             context_ids=row.token_ids[end:start],
             action_ids=row.token_ids[start:at],
@@ -137,11 +121,7 @@ def _build_steps(row: _TokenRow) -> list[StepRecord]:
     return steps
 
 
+_RUN_FOLDER = find_folder_above(r"step_\d+")
 FORMAT = Format(
-    NAME,
-    "prime-rl token exports (step_N/rank_R.jsonl)",
-    recognise,
-    read,
-    by_line=True,
-    run_folder=find_folder_above(r"step_\d+"),
+    NAME, "prime-rl token exports (step_N/rank_R.jsonl)", recognise, read, by_line=True, run_folder=_RUN_FOLDER
 )

@@ -18,18 +18,15 @@
     step also has belongs to the step
 
 Other names are stored in `extra`: of the episode (episodes), or of the step (steps). NULL means not given. Messages
-about faults contain the number of the row, from 0.
-
-DuckDB runs the query, with read_json, read_parquet, read_csv and all its functions. Relative paths in it are relative
-to the working directory. A query is code of the person who runs it, and reads what that person may read: the format is
-never recognised, only named.
+about faults contain the number of the row, from 0. DuckDB runs the query, with all its functions. A query is code of
+the person who runs it, and reads what that person may read: the format is never recognised, only named.
 """
 
 import json
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -38,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from lake.errors import FormatError, QueryError, UsageError
+from lake.formats.base.fields import as_object
 from lake.formats.base.format import Format, Item
 from lake.formats.base.json_array import Element
 from lake.formats.base.rows import (
@@ -67,8 +65,11 @@ _EPISODE = frozenset(EpisodeRecord.__struct_fields__) - {"steps", "spans", "scor
 # Not `tokens`: rows cannot distinguish an absent `prefix_step_index` from a null one.
 _STEP = frozenset(StepRecord.__struct_fields__) - {"tokens"}
 _DOCUMENTS = frozenset(
-    ("messages", "step_rewards", "tool_calls", "context", "scores", "ground_truth", "tools", "initial_messages")
-) | {"final_observation", "sampling", "extra"}
+    (
+        *("messages", "step_rewards", "tool_calls", "context", "scores", "ground_truth", "tools"),
+        *("initial_messages", "final_observation", "sampling", "extra"),
+    )
+)
 """Columns that may hold JSON text of a list or an object."""
 _ROW_COLUMNS = frozenset(("episode", "scores"))
 _MESSAGE = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "is_error"))
@@ -114,9 +115,7 @@ def read_rows(rows: Iterable[_Row], shape: Shape, file: Input, name: str) -> Ite
 
     def convert(numbers: Sequence[int], episode_rows: Sequence[_Row]) -> Iterator[Item]:
         element = Element(numbers[0], episode_rows, source=None)
-        yield from convert_value(
-            element, name, lambda element_rows: [_build_record(numbers, element_rows, shape, file)]
-        )
+        return convert_value(element, name, lambda rows: [_build_record(numbers, rows, shape, file)])
 
     def pickle_rows() -> Iterator[tuple[str, bytes]]:
         for number, source_row in enumerate(rows):
@@ -157,14 +156,11 @@ def _build_record(numbers: Sequence[int], source_rows: Sequence[_Row], shape: Sh
     for key, field_value in chat.items():
         if field_value or key == "steps":
             setattr(record, key, field_value)
-    for number, row in zip(numbers, rows, strict=True):
-        if "scores" in row:
-            with _naming_row(number):
-                scores = row["scores"]
-                if isinstance(scores, dict):
-                    scores = [{"scorer": scorer, "value": score} for scorer, score in scores.items()]
-                record.scores = msgspec.convert(scores, list[ScoreRecord], strict=False)
-            break
+    columns = [(number, row["scores"]) for number, row in zip(numbers, rows, strict=True) if "scores" in row]
+    for number, cell in columns[:1]:
+        with _naming_row(number):
+            named = [{"scorer": scorer, "value": score} for scorer, score in as_object(cell).items()]
+            record.scores = msgspec.convert(named if isinstance(cell, dict) else cell, list[ScoreRecord], strict=False)
     return record
 
 
@@ -252,11 +248,7 @@ def _build_chat(numbers: Sequence[int], rows: Sequence[_Row], shape: Shape) -> d
                 step.reward = msgspec.convert(reward, float | None, strict=False)
             except msgspec.ValidationError:
                 raise ShapeError(f"a reward is {reward!r}; valid: a number, or null if it is unknown") from None
-    return {
-        "steps": chat.steps,
-        "initial_messages": chat.initial_messages,
-        "final_observation": chat.final_observation,
-    }
+    return chat.fields
 
 
 def _decode_cell(key: str, cell: Any) -> Any:
@@ -298,8 +290,7 @@ def read(file: Input) -> Iterator[Item]:
 def check_query(path: Path) -> str:
     """Describe the unknown columns of a file's query before anything is written; see `describe_unknown_columns`.
 
-    Raises:
-        QueryError, UsageError, FormatError: the query cannot be run, or has the wrong columns.
+    Raises QueryError, UsageError, FormatError: the query cannot be run, or has the wrong columns.
     """
     with _connect() as connection:
         columns = _bind_query(connection, path).columns
@@ -366,11 +357,9 @@ def _has_writing_with(connection: "duckdb.DuckDBPyConnection", query: str) -> bo
     try:
         connection.sql(f"FROM ({query}\n)")
     except (duckdb.BinderException, duckdb.CatalogException):
-        try:
+        with suppress(duckdb.Error):  # binding reports the error
             connection.execute(f"EXPLAIN {query}")
-        except duckdb.Error:
-            return False  # binding reports the error
-        return True
+            return True
     return False
 
 

@@ -12,8 +12,8 @@
 Versions: 0.x has no `query`, and `state` is text; early 1.0 names it `messages`; a demonstration has only `history`.
 
 Episode: a document, or each of several `attempts`, which are siblings. The task is the instance:
-`problem_statement.id`, else the file's name, which the tool derives from it. No file has a rollout's number among its
-siblings. So it is a hash of the first entry if that has a time, else of all entries.
+`problem_statement.id`, else the file's name, which the tool derives from it. The number among siblings is a hash of the
+first entry if that has a time, else of all entries.
 Step: an entry of `trajectory`. Its text is `response`; its tool calls and thinking are in `history`. Its state is the
 end of its `query`, or of `history` without a query; the rest of `query` is a repetition and dropped. Entries that only
 say why the tool stops stay and are not trained on. In a demonstration the assistant entries of `history` are the
@@ -34,13 +34,13 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import ScoreList, as_object, as_text, hash_rollout_index, parse_number
+from lake.formats.base.fields import ScoreList, as_list, as_object, as_text, hash_rollout_index, parse_number
 from lake.formats.base.format import FileHead, Format, Item, get_rollouts_folder
-from lake.formats.base.rows import UnsupportedError, convert_value, omit_fields, read_with_partial
+from lake.formats.base.rows import UnsupportedError, convert_value, drop_empty, omit_fields, read_with_partial
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input, get_stem
 from lake.formats.chat.messages import ChatDecisions, Message, build_decision, check_message, join_text, parse_chat
-from lake.records import EpisodeRecord
+from lake.records import EpisodeRecord, ScoreRecord
 
 NAME = "swe_agent"
 _KEYS = frozenset(("trajectory", "history", "info", "environment", "attempts", "replay_config"))
@@ -50,20 +50,11 @@ _LIMITS = ("exit_cost", "exit_context", "exit_total_execution_time", "exit_comma
 _AGENT_ENDS = ("submitted", "exit_forfeit", "exit_command")
 _FAULTS = ("exit_format", "exit_api", "exit_error", "exit_environment_error")
 _ATTEMPT_KEYS = (
-    "edited_files30",
-    "edited_files50",
-    "edited_files70",
-    "submission",
-    "exit_status",
-    "review",
-    "model_stats",
+    *("edited_files30", "edited_files50", "edited_files70", "submission", "exit_status", "review", "model_stats"),
 )
-_MAX_COUNT = 1 << 63
 
 
 class _TrajectoryEntry(msgspec.Struct):
-    """One model call."""
-
     response: str | None
     action: str | None = None
     observation: str | None = None
@@ -73,7 +64,6 @@ class _TrajectoryEntry(msgspec.Struct):
 
     @property
     def prompt(self) -> list[Any]:
-        """The messages of the request."""
         return [message for message in self.query or self.messages or () if message]
 
     @property
@@ -85,8 +75,6 @@ class _TrajectoryEntry(msgspec.Struct):
 
 
 class _SweAttempt(msgspec.Struct):
-    """One run of the agent."""
-
     trajectory: list[_TrajectoryEntry] | None = None
     history: list[Any] | None = None
     info: dict[str, Any] | None = None
@@ -114,19 +102,17 @@ def read(file: Input) -> Iterator[Item]:
 
 
 def _build_records(value: Any, file: Input, *, is_cut: bool) -> list[EpisodeRecord]:
-    attempts = value.get("attempts") if isinstance(value, dict) else None
-    if not isinstance(attempts, list) or not attempts:
+    attempts = as_list(as_object(value).get("attempts"))
+    if not attempts:
         return [_build_record(value, file, "", is_cut=is_cut)]
     records = [_build_record(attempt, file, f"attempts[{at}].") for at, attempt in enumerate(attempts)]
-    info = value.get("info")
-    if isinstance(info, dict) and info.get("best_attempt_idx") in range(len(attempts)):
+    info = as_object(value.get("info"))
+    if info.get("best_attempt_idx") in range(len(attempts)):
         # A score is not part of an episode's content: the attempt's separate file next to this one is the same episode.
         for index, record in enumerate(records):
             is_best = index == info["best_attempt_idx"]
             metrics = omit_fields(info, "best_attempt_idx", *_ATTEMPT_KEYS) if is_best else None
-            scores = ScoreList()
-            scores.add("best_attempt", is_best, metrics=metrics)
-            record.scores += scores.records
+            record.scores.append(ScoreRecord(scorer="best_attempt", value=float(is_best), metrics=metrics))
     return records
 
 
@@ -145,17 +131,15 @@ def _build_record(value: Any, file: Input, prefix: str, *, is_cut: bool = False)
     version = as_text(info.get("swe_agent_version"))
     if version is not None and (major := re.match(r"(\d+)\.", version)) and major[1] not in ("0", "1"):
         raise UnsupportedError(f"`info.swe_agent_version` is {version!r}; known: 0.x and 1.x")
-    model, stats = _get_object(config, "agent", "model"), _get_object(info, "model_stats")
+    model, stats = as_object(as_object(config.get("agent")).get("model")), as_object(info.get("model_stats"))
     sampling = {key: model[key] for key in ("temperature", "top_p") if parse_number(model.get(key)) is not None}
     record = EpisodeRecord(
-        task_id=as_text(_get_object(config, "problem_statement").get("id")) or get_stem(file.path),
+        task_id=as_text(as_object(config.get("problem_statement")).get("id")) or get_stem(file.path),
         rollout_index=_hash_entries(value),
         environment=attempt.environment,
         policy=as_text(model.get("name")),
         sampling=sampling or None,
-        steps=chat.steps,
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
+        **chat.fields,
         prompt_tokens=_parse_count(stats.get("tokens_sent")),
         completion_tokens=_parse_count(stats.get("tokens_received")),
         cost=parse_number(stats.get("instance_cost")),
@@ -165,7 +149,7 @@ def _build_record(value: Any, file: Input, prefix: str, *, is_cut: bool = False)
     if isinstance(review := info.get("review"), dict):
         scores.add("review", review.get("accept"), metrics=omit_fields(review, "accept"))
     record.scores = scores.records
-    extra = omit_fields(value, "trajectory", "history", "environment", "info", "replay_config", "attempts") or {}
+    extra = omit_fields(value, *_KEYS) or {}
     mapped_keys = ("exit_status", "review") if scores.records else ("exit_status",)
     extra |= {"info": info_fields} if (info_fields := omit_fields(info, *mapped_keys)) else {}
     extra |= {"replay_config": config or attempt.replay_config} if attempt.replay_config else {}
@@ -276,21 +260,18 @@ class _HistoryAlignment:
 
     def _build_message(self, index: int, match: Message | None) -> Message:
         entry, raw = self._entries[index], self._raw_entries[index]
-        fields = omit_fields(raw, "response", "observation", "query", "messages") or {}
-        fields = {key: field for key, field in fields.items() if field not in ({}, [], "")}
-        fields = _drop_repeated_thought(fields, entry.response or "")
-        for key in ("tool_calls", "reasoning_content", "thinking_blocks"):
-            if match and match.get(key):
-                fields[key] = match[key]
+        fields = _drop_repeated_thought(
+            drop_empty(raw, "response", "observation", "query", "messages"), entry.response or ""
+        )
+        keys = ("tool_calls", "reasoning_content", "thinking_blocks")
+        fields |= {key: match[key] for key in keys if match.get(key)} if match else {}
         return fields | {"role": "assistant", "content": entry.response}
 
 
 def _select_new(prompt: list[Any], index: int) -> list[Any]:
     """Return the messages of a prompt since the previous call; all of them for the first call."""
-    if index == 0:
-        return prompt
-    answers = [at for at, m in enumerate(prompt) if isinstance(m, dict) and m.get("role") == "assistant"]
-    return prompt[answers[-1] + 1 :] if answers else prompt
+    answers = [at for at, message in enumerate(prompt) if as_object(message).get("role") == "assistant"]
+    return prompt[answers[-1] + 1 :] if answers and index else prompt
 
 
 def _convert_message(raw: Any, path: str) -> Message:
@@ -307,10 +288,8 @@ def _convert_message(raw: Any, path: str) -> Message:
 
 def _drop_repeated_thought(extra: dict[str, Any], response: str) -> dict[str, Any]:
     """Return fields without a thought that only repeats a part of the response."""
-    thought = extra.get("thought")
-    if isinstance(thought, str) and thought.strip() in response:
-        return {key: field for key, field in extra.items() if key != "thought"}
-    return extra
+    is_repeated = isinstance(thought := extra.get("thought"), str) and thought.strip() in response
+    return {key: field for key, field in extra.items() if key != "thought"} if is_repeated else extra
 
 
 def _hash_entries(value: dict[str, Any]) -> int:
@@ -321,14 +300,8 @@ def _hash_entries(value: dict[str, Any]) -> int:
     return hash_rollout_index(json.dumps(fields or value.get("history"), sort_keys=True))
 
 
-def _get_object(value: dict[str, Any], *keys: str) -> dict[str, Any]:
-    for key in keys:
-        value = as_object(value.get(key))
-    return value
-
-
 def _parse_count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < _MAX_COUNT else None
+    return value if type(value) is int and 0 <= value < 1 << 63 else None
 
 
 FORMAT = Format(NAME, "SWE-agent trajectories (.traj)", recognise, read, is_whole=True, run_folder=get_rollouts_folder)

@@ -2,26 +2,23 @@
 
 Files: one document {timestamp, info, tasks, simulations}; a folder of `results.json` (the same without simulations,
 with a `simulation_index`) and `simulations/<id>.json`; a bare list of simulations, or one a line; and the summaries
-that people submit, {domain, agent, model, simulations}. Each file of a folder finds the other. `results.json` gives all
-of its simulations, and a simulation takes its task and settings from `results.json`. Both call the run by the folder's
-name. If only the index is left, it gives the outcomes.
+that people submit, {domain, agent, model, simulations}. `results.json` gives all simulations of its folder, and a
+simulation takes its task and settings from it. Both call the run by the folder's name. If only the index is left, it
+gives the outcomes.
 
-Episode: a simulation. task_id is its task, `trial` the sibling number. Its seed differs between trials and is not part
-of the group.
+Episode: a simulation. task_id is its task, `trial` the sibling number. Its seed is not part of the group.
 
 Step: an assistant message. The first message of a file is a greeting of the harness, not a decision, if it has neither
-usage nor raw data nor calls. The messages of the task's `message_history` are not decisions either. Users call tools
-too (`requestor: user`). Those calls and their results stay in the context but are not part of a state, because the
-agent never sees them.
+usage nor raw data nor calls. The messages of the task's `message_history` are not decisions either. Calls of users
+(`requestor: user`) and their results are context but not part of a state, because the agent never sees them.
 
 A message has `tool_calls` of {id, name, arguments, requestor}. A tool's result has `id` and `error`; results of one
 turn may be in one message, under `tool_messages`. `raw_data` is the provider's answer (of a chat API, or of Anthropic's
 with its `thinking_blocks`). The reader omits what it repeats of the message, and takes finish reason, model and
 reasoning from it.
 
-Voice runs have `ticks` instead of messages. A tick is a fifth of a second in which both sides may speak. One utterance
-of a side is one message. Without ids of utterances, a message ends when the agent hears or reads something: an agent
-that speaks twice in a row makes one decision. A tool call ends the agent's message.
+Voice runs have `ticks` instead of messages: a fifth of a second in which both sides may speak. One utterance of a side
+is one message. Without ids of utterances, a message ends when the agent hears or reads something. A tool call ends it.
 
 Reward: `env_return` is `reward_info.reward`. Scores: each entry of `reward_breakdown` under its name, `db_check`, and
 for each list of checks (action_checks, env_assertions, nl_assertions, communicate_checks) the share that was met, with
@@ -39,7 +36,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from lake.formats.base.fields import ScoreList, as_object, as_text, hash_rollout_index, parse_count, parse_time
+from lake.formats.base.fields import ScoreList, as_list, as_object, as_text, hash_rollout_index, parse_count, parse_time
 from lake.formats.base.format import FileHead, Format, Item, read_head_or_other
 from lake.formats.base.json_array import Element, ObjectMember
 from lake.formats.base.rows import (
@@ -58,21 +55,15 @@ from lake.formats.chat.messages import ChatDecisions, Message, build_decision, m
 from lake.records import EpisodeRecord, Reject, ScoreRecord, SpanRecord, StepRecord
 
 NAME = "tau2"
-_DEFAULT_VALUES = {"is_audio": False, "is_final_chunk": True, "contains_speech": True}
+_DEFAULT_VALUES = {"is_audio": False, "is_final_chunk": True, "contains_speech": True, "requestor": "assistant"}
 """Values of message keys that carry no information."""
 _CONVERTED_KEYS = ("role", "content", "tool_calls", "tool_messages", "turn_idx", "raw_data")
-_TOOL_KEYS = ("id", "error")
-_EMPTY: tuple[Any, ...] = (None, {}, [])
 _END_REASONS = frozenset(("user_stop", "agent_stop"))
 _LIMIT_REASONS = frozenset(("max_steps", "timeout", "too_many_errors", "context_window_exceeded"))
-_CHECKS = {
-    "action_checks": "action_match",
-    "env_assertions": "met",
-    "nl_assertions": "met",
-    "communicate_checks": "met",
-}
+_CHECKS = {"action_checks": "action_match"} | dict.fromkeys(
+    ("env_assertions", "nl_assertions", "communicate_checks"), "met"
+)
 """The lists of checks, and the key that says whether a check was met."""
-_BODY_KEYS = ("messages", "ticks", "reward_info")
 
 
 def recognise(look: FileHead) -> bool:
@@ -82,7 +73,7 @@ def recognise(look: FileHead) -> bool:
     info, inner = look.first.get("info"), look.first.get("simulations")
     is_results = isinstance(info, dict) and {"agent_info", "environment_info"} <= info.keys()
     is_damaged = look.has("simulations", "task_id", "termination_reason")  # a damaged file shows all keys at one level
-    objects = [value for value in inner if isinstance(value, dict)] if isinstance(inner, list) else look.objects
+    objects = map(as_object, inner) if isinstance(inner, list) else look.objects
     return is_results or is_damaged or any(map(_is_simulation, objects))
 
 
@@ -131,12 +122,8 @@ def _list_simulations(path: Path) -> Iterable[Path]:
     return path.parent.glob("simulations/*.json") if document and not document.get("simulations") else ()
 
 
-def parse_simulation(raw_messages: Sequence[Any], history: Any) -> ChatDecisions:
-    """Return the decisions of a simulation; `history` has the first messages of its task.
-
-    Raises:
-        ShapeError: see `parse_chat`; a tool call without a name.
-    """
+def _parse_simulation(raw_messages: Sequence[Any], history: Any) -> ChatDecisions:
+    """Return the decisions of a simulation; `history` has the first messages of its task."""
     messages = [message for index, raw in enumerate(raw_messages) for message in _convert_message(raw, index)]
     scripted = {id(message) for message in messages[: _count_scripted(messages, history)]}
     chat = parse_chat(messages, is_decision=lambda m: m["role"] == "assistant" and id(m) not in scripted)
@@ -174,12 +161,9 @@ def _convert_message(raw: Any, index: int) -> list[Any]:
     if isinstance(inner := raw.get("tool_messages"), list):
         return [message for raw_inner in inner for message in _convert_message(raw_inner, index)]
     is_tool = raw.get("role") == "tool"
-    mapped_keys = (*_CONVERTED_KEYS, *(_TOOL_KEYS if is_tool else ()))
-    fields = omit_fields(raw, *mapped_keys) or {}
+    fields = omit_fields(raw, *_CONVERTED_KEYS, *(("id", "error") if is_tool else ())) or {}
     fields = {key: field for key, field in fields.items() if _DEFAULT_VALUES.get(key) != field}
     message = {"role": raw.get("role"), "content": raw.get("content")} | fields
-    if message.get("requestor") == "assistant":
-        del message["requestor"]
     if is_tool:
         message |= {"tool_call_id": raw.get("id")} | ({"is_error": True} if raw.get("error") is True else {})
     if raw.get("turn_idx") not in (None, index):
@@ -196,15 +180,14 @@ def _convert_call(call: Any, index: int) -> dict[str, Any]:
         raise ShapeError(f"a tool call at `messages[{index}].tool_calls` is {call!r}; valid: an object with a `name`")
     call_id = call.get("id") if isinstance(call.get("id"), str) else None
     mapped_keys = ["id", "name", "arguments", *(["requestor"] if call.get("requestor") == "assistant" else [])]
-    return make_tool_call(call["name"], call.get("arguments"), call_id or None) | (
-        omit_fields(call, *mapped_keys) or {}
-    )
+    fields = omit_fields(call, *mapped_keys) or {}
+    return make_tool_call(call["name"], call.get("arguments"), call_id or None) | fields
 
 
 def _convert_raw_data(raw_data: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
     """Return what a provider's answer adds to its message. The answer is a completion, or its choice alone."""
-    choices = raw_data.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else raw_data
+    choices = as_list(raw_data.get("choices"))
+    choice = choices[0] if choices and isinstance(choices[0], dict) else raw_data
     answer = as_object(choice.get("message"))
     fields: dict[str, Any] = {}
     for key, holder in (("finish_reason", choice), ("model", raw_data), ("reasoning_content", answer)):
@@ -214,29 +197,26 @@ def _convert_raw_data(raw_data: dict[str, Any], raw: dict[str, Any]) -> dict[str
         blocks = [block for block in blocks if isinstance(block, dict)]
         texts = [block["thinking"] for block in blocks if isinstance(block.get("thinking"), str)]
         signatures = [block[key] for block in blocks for key in ("signature", "data") if block.get(key)]
-        finish_reason = raw_data.get("stop_reason") or None
-        fields |= {"reasoning_content": "\n".join(texts)} if "\n".join(texts) else {}
-        fields |= {"signatures": signatures} if signatures else {}
-        fields |= {"finish_reason": finish_reason} if finish_reason else {}
+        added = (("reasoning_content", "\n".join(texts)), ("signatures", signatures))
+        fields |= {key: field for key, field in (*added, ("finish_reason", raw_data.get("stop_reason"))) if field}
         raw_data = choice = _drop_empty(raw_data, "thinking_blocks", "role", "stop_reason")
     repeated_keys = ["role"]
     repeated_keys += ["content"] if answer.get("content") == raw.get("content") else []
-    calls, answer_calls = (c if isinstance(c := side.get("tool_calls"), list) else [] for side in (raw, answer))
+    calls, answer_calls = (as_list(side.get("tool_calls")) for side in (raw, answer))
     repeated_keys += ["tool_calls"] if len(answer_calls) == len(calls) else []
     unmapped_message = {"message": _drop_empty(answer, *repeated_keys, *fields)} if answer else {}
     leftover = _drop_empty(choice | unmapped_message, *fields, *(["index"] if choice.get("index") == 0 else []))
     if choice is not raw_data:
-        choices = [leftover, *raw_data["choices"][1:]] if leftover else raw_data["choices"][1:]
+        choices = [leftover, *choices[1:]] if leftover else choices[1:]
         leftover = _drop_empty(raw_data | {"choices": choices}, *fields)
     return fields | ({"raw_data": leftover} if leftover else {})
 
 
 def _drop_empty(fields: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Return an object without some keys and without empty fields."""
-    return {key: field for key, field in fields.items() if key not in keys and field not in _EMPTY}
+    return {key: field for key, field in fields.items() if key not in keys and field not in (None, {}, [])}
 
 
-def build_voice_messages(ticks: Sequence[Any]) -> list[Message]:
+def _build_voice_messages(ticks: Sequence[Any]) -> list[Message]:
     """Return the messages of a voice run in order of their beginnings. Raises ShapeError: a tick is not an object."""
     voice = _VoiceMessages()
     for index, tick in enumerate(ticks):
@@ -283,7 +263,7 @@ class _VoiceMessages:
             del self._open[role]
 
 
-def build_tick_spans(trace_id: str, ticks: Sequence[Any], steps: Sequence[Any]) -> list[SpanRecord]:
+def _build_tick_spans(trace_id: str, ticks: Sequence[Any], steps: Sequence[Any]) -> list[SpanRecord]:
     """Return each tick as a span, with the step that it is part of."""
     step_of_tick = {
         tick: number
@@ -306,16 +286,12 @@ def build_tick_spans(trace_id: str, ticks: Sequence[Any], steps: Sequence[Any]) 
 
 
 class _RewardInfo(msgspec.Struct):
-    """The fields of `reward_info` whose types are checked."""
-
     reward: float | None = None
     db_check: dict[str, Any] | None = None
     reward_breakdown: dict[str, Any] | None = None
 
 
 class _Simulation(msgspec.Struct):
-    """The fields of a simulation whose types are checked."""
-
     task_id: int | str
     trial: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     termination_reason: str | None = None
@@ -354,8 +330,8 @@ class _Tau2Run(msgspec.Struct):
 
 
 def _is_simulation(value: dict[str, Any]) -> bool:
-    has_ids = all(key in value for key in ("id", "task_id", "termination_reason")) and "simulations" not in value
-    return has_ids and any(key in value for key in _BODY_KEYS)
+    has_ids = value.keys() >= {"id", "task_id", "termination_reason"} and "simulations" not in value
+    return has_ids and not value.keys().isdisjoint(("messages", "ticks", "reward_info"))
 
 
 def _read_folder(file: Input, run: _Tau2Run) -> Iterator[Item]:
@@ -404,24 +380,18 @@ def _choose_run_id(file: Input, folder: Path) -> str | None:
 
 
 def build_record(value: Any, file: Input, run: _Tau2Run) -> EpisodeRecord:
-    """Return one simulation as an episode.
-
-    Raises:
-        msgspec.ValidationError: wrong keys or types.
-        ShapeError: a message without a role, or with content that is not text.
-    """
+    """Return one simulation as an episode. Raises ShapeError, msgspec.ValidationError: it has another shape."""
     row = msgspec.convert(value, _Simulation)
     task_id = str(row.task_id)
     task = run.tasks.get(task_id, {})
     agent, environment = as_object(run.info.get("agent_info")), as_object(run.info.get("environment_info"))
     history = as_object(task.get("initial_state")).get("message_history")
-    chat = parse_simulation(build_voice_messages(row.ticks) if row.ticks else row.messages or [], history)
+    chat = _parse_simulation(_build_voice_messages(row.ticks) if row.ticks else row.messages or [], history)
     model = as_text(agent.get("llm")) or as_text(run.info.get("model")) or as_text(agent.get("implementation"))
     domain = as_text(environment.get("domain_name")) or as_text(run.info.get("domain"))
     tools = environment.get("tool_defs")
-    reason = None if row.termination_reason is None else row.termination_reason.rpartition(".")[2].lower()
-
-    is_failure = reason is not None and reason not in _END_REASONS and "error" in reason
+    reason = row.termination_reason and row.termination_reason.rpartition(".")[2].lower()
+    is_failure = reason is not None and "error" in reason
     reward, raw_reward = row.reward_info or _RewardInfo(), as_object(value.get("reward_info"))
     objects = {
         "reward_info": omit_fields(raw_reward, "reward", "reward_breakdown", "db_check", *_CHECKS),
@@ -457,10 +427,8 @@ def build_record(value: Any, file: Input, run: _Tau2Run) -> EpisodeRecord:
         ended_at=parse_time(value.get("end_time")),
         cost=row.agent_cost,
         source_version=as_text(run.info.get("git_commit")),
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
-        spans=build_tick_spans(str(value.get("id", task_id)), row.ticks or [], chat.steps),
+        **chat.fields,
+        spans=_build_tick_spans(str(value.get("id", task_id)), row.ticks or [], chat.steps),
         extra=extra or None,
     )
 

@@ -9,8 +9,7 @@
     advantage            float (newer versions)                          extra, because it is computed
     scores               JSON text in Trajlake's own export              a score each
 
-Episode: a row. Equal prompts of a step are siblings: the task is the hash of the prompt, and they are numbered in file
-order. Step: an assistant message of the completion.
+Episode: a row. Equal prompts of a step are siblings. Step: an assistant message of the completion.
 Reward: each reward function gives a score. The total is a weighted sum whose weights are not in the file, so the return
 is known only with one reward (or with a column `reward`).
 Refused: rows without a step, and prompts or completions that are neither text nor messages.
@@ -23,7 +22,7 @@ from typing import Any
 
 from lake.formats.base.fields import ScoreList, make_prompt_task_id, parse_count, parse_finite, split_group
 from lake.formats.base.format import FileHead, Format, Item, find_folder_above
-from lake.formats.base.rows import ShapeError, convert_value, omit_fields, read_parquet_rows
+from lake.formats.base.rows import ShapeError, convert_values, omit_fields, read_parquet_rows
 from lake.formats.base.source import Input
 from lake.formats.chat.data_sets import (
     EPISODE_COLUMNS,
@@ -51,22 +50,14 @@ def recognise(look: FileHead) -> bool:
 def read(file: Input) -> Iterator[Item]:
     """Yield records and rejects of a file, with indices from 0."""
     rewards = _list_reward_columns(file)
-    for row in read_parquet_rows(file):
-        yield from convert_value(row, NAME, lambda value: [build_record(value, rewards, file)])
+    yield from convert_values(read_parquet_rows(file), NAME, lambda row: [_build_record(row, rewards, file)])
 
 
-def build_record(row: dict[str, Any], rewards: list[str], file: Input) -> EpisodeRecord:
-    """Return a row as an episode; `rewards` are the columns of reward functions.
-
-    Raises:
-        ShapeError: no step; a prompt or a completion that is neither text nor messages.
-    """
+def _build_record(row: dict[str, Any], rewards: list[str], file: Input) -> EpisodeRecord:
+    """Return a row as an episode; `rewards` are the columns of reward functions."""
     raw_step = row.get("step")
-    step = (
-        int(raw_step)
-        if isinstance(raw_step, str) and raw_step.isdecimal() and len(raw_step) < 10
-        else parse_count(raw_step)
-    )
+    is_text = isinstance(raw_step, str) and raw_step.isdecimal() and len(raw_step) < 10
+    step = parse_count(int(str(raw_step)) if is_text else raw_step)
     if step is None:
         raise ShapeError(f"`step` is {raw_step!r}; valid: a whole number")
     (chat,) = parse_row_chats({key: row.get(key) for key in ("prompt", "completion")}, file).chats
@@ -90,9 +81,7 @@ def build_record(row: dict[str, Any], rewards: list[str], file: Input) -> Episod
         rollout_index=file.next_index(step, task),
         collection_round=step,
         env_return=parse_finite(get_return(row, total) if is_exported else row.get(total)),
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
+        **chat.fields,
         scores=scores.records,
     )
     if is_exported:

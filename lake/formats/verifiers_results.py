@@ -40,6 +40,7 @@ from lake.formats.base.format import FileHead, Format, Item
 from lake.formats.base.rows import (
     ShapeError,
     convert_values,
+    drop_empty,
     make_episode_text_id,
     omit_fields,
     read_document,
@@ -57,8 +58,7 @@ from lake.formats.chat.messages import (
     parse_chat,
 )
 from lake.formats.tracing.payloads import report_unknown_keys
-from lake.formats.verifiers_graph import convert_chat, drop_empty
-from lake.formats.verifiers_traces import parse_nonzero_time
+from lake.formats.verifiers_traces import convert_message, parse_nonzero_time
 from lake.records import EpisodeRecord, Reject, StepRecord, TokensRecord
 
 NAME = "verifiers_results"
@@ -137,8 +137,8 @@ def build_chat(calls: list[dict[str, Any]], completion: list[Message]) -> ChatDe
     """Return a chat from its calls; the messages after the last answer are the completion's."""
     history = CallHistory()
     for index, call in enumerate(calls):
-        (answer,) = convert_chat(call["completion"], "completion")
-        history.add(convert_chat(call.get("prompt"), "prompt"), answer, location=f"trajectory[{index}].prompt")
+        (answer,) = _convert_chat(call["completion"], "completion")
+        history.add(_convert_chat(call.get("prompt"), "prompt"), answer, location=f"trajectory[{index}].prompt")
     end = len(completion)
     while end and completion[end - 1].get("role") != "assistant":
         end -= 1
@@ -284,7 +284,7 @@ def build_records(value: Any, file: Input, run: _EvaluationRun) -> list[EpisodeR
 
 def _parse_chat(row: _ResultRow, trajectory: Any) -> tuple[ChatDecisions, list[list[dict[str, Any]]], bool]:
     """Return the conversation, the calls of sub-models, and whether the trajectory's calls match the decisions."""
-    prompt, completion = convert_chat(row.prompt, "prompt"), convert_chat(row.completion, "completion")
+    prompt, completion = _convert_chat(row.prompt, "prompt"), _convert_chat(row.completion, "completion")
     if prompt and completion[: len(prompt)] == prompt:  # environments of recursive models repeat it
         completion = completion[len(prompt) :]
     mains, sub_calls = split_calls(trajectory)
@@ -373,6 +373,17 @@ def _describe_error(value: Any) -> str | None:
 def _parse_float_count(value: Any) -> int | None:
     """Return a number of tokens, which the tool writes with a decimal point."""
     return parse_count(int(value)) if isinstance(value, float) and value.is_integer() else parse_count(value)
+
+
+def _convert_chat(value: Any, path: str) -> list[Message]:
+    """Return a prompt or a completion as messages; null is empty, and an engine without chat has plain text."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"role": "assistant" if path == "completion" else "user", "content": value}] if value else []
+    if not isinstance(value, list):
+        raise ShapeError(f"`{path}` is {type(value).__name__}; valid: a list of messages, text, or null")
+    return [convert_message(raw, f"{path}[{index}]") for index, raw in enumerate(value)]
 
 
 FORMAT = Format(

@@ -15,25 +15,23 @@ Files: one line each; prime-rl writes some lines twice, into `all` and `effectiv
 
 Episode: a branch of a trace. Of the traces of a line, the first trainable one is the root, and the others are its
 sub-agents. Siblings share the task key and the group. Those of another agent start from another prompt, so their task
-is `KEY [AGENT]`. The group's id is in `extra`. `collection_round` is the training step. The sibling number is a hash of
-the episode's id, so it is the same in each file. A policy version counts only if it did not change during the episode.
+is `KEY [AGENT]`. `collection_round` is the training step. The sibling number is a hash of the episode's id, so it is
+the same in each file. A policy version counts only if it did not change during the episode.
 
 Step: a sampled node. A node is a message and the tokens that it adds to those of its parent; a branch is a path from a
 root to a leaf. The trunk is the branch that ends in the last leaf, which the tool shows as the conversation, unless a
-sub-agent or an attempt to compact the history wrote it. Another branch begins where it leaves the earlier branches.
-The messages before its first decision are its initial messages, and the decision that it forks from is its parent's
-step. So every sampled node is one decision of one branch.
+sub-agent or an attempt to compact the history wrote it. Another branch begins where it leaves the earlier branches; the
+decision that it forks from is its parent's step. So every sampled node is one decision of one branch.
 
 Tokens: those of a path are its nodes' tokens, joined. The part of a sampled node before its first sampled token (the
 header of the chat template) is context. After a sampled node without tokens, the tokens are uncertain and dropped.
 
 Reward: `env_return` is the weighted sum of the rewards, on the trunk of each trace; one unknown reward makes it
 unknown. What training adds to a trace later (advantages, log-probabilities of the trainer, entropies, loss weights)
-becomes scores without a value: `training`, with the streams of each step as metrics. A missing advantage differs from
-0. An annotation is a line {version, trace_id, info, branches: [{index, advantages, trainer_logprobs, entropies, ...}]}
-in prime-rl's `annotations/`, in the folder of the traces or the one above, with one file or one folder of chunks for
-each producer. A stream has an entry for each token of the branch, null for an unknown one. These scores are
-`training.PRODUCER`.
+becomes scores without a value: `training`, with the streams of each step as metrics. An annotation is a line {version,
+trace_id, info, branches: [{index, advantages, trainer_logprobs, entropies, ...}]} in prime-rl's `annotations/`, in the
+folder of the traces or the one above, with one file or one folder of chunks for each producer. A stream has an entry
+for each token of the branch, null for an unknown one. These scores are `training.PRODUCER`.
 
 Refused: annotations and indices alone, newer versions of a trace, and graphs, messages or tokens of a wrong shape.
 
@@ -52,6 +50,7 @@ import msgspec
 from lake import ids
 from lake.formats.base.fields import (
     ScoreList,
+    as_list,
     as_object,
     as_text,
     hash_rollout_index,
@@ -65,6 +64,7 @@ from lake.formats.base.rows import (
     ShapeError,
     UnsupportedError,
     convert_values,
+    drop_empty,
     make_episode_text_id,
     omit_fields,
     read_line_values,
@@ -72,32 +72,26 @@ from lake.formats.base.rows import (
 )
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input, get_stem
-from lake.formats.chat.messages import ChatDecisions, check_message
-from lake.formats.verifiers_graph import (
-    GraphBranch,
-    GraphNode,
-    build_chat,
-    check_graph,
-    convert_message,
-    drop_empty,
-    list_leaf_paths,
-    split_branches,
-)
-from lake.records import EpisodeRecord, Reject, StepRecord, read_sampling
+from lake.formats.chat.messages import ChatDecisions, Message, build_decision, check_message, make_tool_call
+from lake.records import EpisodeRecord, Index, Reject, StepRecord, TokensRecord, read_sampling
 
 NAME = "verifiers_traces"
-TRAINING_FIELDS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies", "loss_weights", "is_masked")
+_TRAINING_FIELDS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies", "loss_weights", "is_masked")
 """Fields of a node that training fills; null is not zero."""
-TRAINING_INFO = ("advantage", "train", "eval")
+_TRAINING_INFO = ("advantage", "train", "eval")
 """Keys of a trace's `info` that prime-rl writes when it trains on it."""
 _SCORER = "training"
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
-SUM_FIELDS = ("num_input_tokens", "num_output_tokens", "num_total_tokens")
+_SUM_FIELDS = ("num_input_tokens", "num_output_tokens", "num_total_tokens")
 """Sums over the calls, which are not stored."""
+_MAX_BRANCH_MESSAGES = 1_000_000
+"""Messages of all paths together; branches repeat their common part."""
+_RELATIONS = {"subagent_call": "subagent", "continuation": "continuation", "compaction": "continuation"}
+"""The relation to its parent of a branch that begins with a semantic link, by the link's type."""
 _LIMITS = frozenset(
     ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length", "compaction_failed")
 )
-_NODE_KEYS = ("message", "parent", "sampled", "logprobs", *TRAINING_FIELDS)
+_NODE_KEYS = ("message", "parent", "sampled", "logprobs", *_TRAINING_FIELDS)
 _TRACE_KEYS = ("nodes", "calls", "rewards", "tools", "id", "version", "task", "run", "stop_condition", "errors", "info")
 _NEWEST = 2
 
@@ -130,7 +124,198 @@ def read(file: Input) -> Iterator[Item]:
         yield from convert_values(lines, NAME, lambda value: build_records(value, file, annotations))
 
 
-class TraceAnnotations(msgspec.Struct):
+# ---------------------------------------------------------------- messages and their graph
+
+
+def convert_message(raw: Any, path: str) -> Message:
+    """Return a message in the form of chat APIs. Raises ShapeError: not an object, or wrong tool calls."""
+    if not isinstance(raw, dict):
+        raise ShapeError(f"`{path}` is {type(raw).__name__}; valid: an object with role and content")
+    message = {key: field for key, field in raw.items() if field is not None}
+    calls = message.pop("tool_calls", None)
+    if calls is not None and not isinstance(calls, list):
+        raise ShapeError(f"`{path}.tool_calls` is {type(calls).__name__}; valid: a list")
+    if calls:
+        message["tool_calls"] = [_convert_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    return message
+
+
+def _convert_call(raw: Any, path: str) -> dict[str, Any]:
+    """Return a tool call {id, name, arguments}, a nested one of chat APIs, or JSON text of either as a nested one."""
+    if isinstance(raw, str):
+        try:
+            raw = msgspec.json.decode(raw)
+        except msgspec.DecodeError as error:
+            raise ShapeError(f"`{path}` is not JSON: {error}") from error
+    function = raw.get("function", raw) if isinstance(raw, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ShapeError(f"`{path}` has no `name`; valid: an object with id, name and arguments, or JSON text of one")
+    call_id, kind = raw.get("id"), raw.get("type")
+    call = make_tool_call(function["name"], function.get("arguments"), None if call_id is None else str(call_id))
+    call |= omit_fields(raw, "id", "type", "function", "name", "arguments") or {}
+    return call | ({"type": kind} if kind else {})
+
+
+class _GraphNode(msgspec.Struct):
+    message: dict[str, Any]
+    parent: int | None = None
+    sampled: bool = False
+    token_ids: list[Index] = []
+    mask: list[bool] = []
+    logprobs: list[float] = []
+    semantic_parents: list[Any] = []
+
+    def list_links(self, *types: str) -> list[dict[str, Any]]:
+        return [link for raw in self.semantic_parents if (link := as_object(raw)).get("type") in types]
+
+
+class _GraphBranch(msgspec.Struct):
+    """A path from a root to a leaf, and the decisions that no earlier branch has."""
+
+    index: int
+    """The tool's number of the branch: its leaf among the leaves."""
+    path: list[int]
+    parent: int | None = None
+    """Index of the branch that it leaves; None for the trunk."""
+    parent_step: int | None = None
+    relation: str | None = None
+    decisions: list[int] = []
+    """The sampled nodes that no earlier branch has."""
+
+
+def _check_graph(nodes: list[_GraphNode]) -> None:
+    for index, node in enumerate(nodes):
+        if node.parent is not None and not 0 <= node.parent < index:
+            raise ShapeError(f"`nodes[{index}].parent` is {node.parent}; valid: an earlier node, or null for a root")
+        if len(node.mask) not in (0, len(node.token_ids)):
+            lengths = f"{len(node.mask)} entries for {len(node.token_ids)} token ids"
+            raise ShapeError(f"`nodes[{index}].mask` has {lengths}")
+
+
+def _list_leaf_paths(nodes: list[_GraphNode]) -> list[list[int]]:
+    """Return the root-to-leaf paths in the order of the leaves. Raises ShapeError: together they are too long."""
+    depth = [0] * len(nodes)
+    for index, node in enumerate(nodes):
+        depth[index] = 1 if node.parent is None else depth[node.parent] + 1
+    leaves = sorted(set(range(len(nodes))) - {node.parent for node in nodes})
+    if (total := sum(depth[leaf] for leaf in leaves)) > _MAX_BRANCH_MESSAGES:
+        most = f"{_MAX_BRANCH_MESSAGES:,}"
+        raise ShapeError(f"the branches of `nodes` have {total:,} messages together; valid: {most} at most")
+    paths = [[leaf] for leaf in leaves]
+    for path in paths:
+        while (parent := nodes[path[-1]].parent) is not None:
+            path.append(parent)
+        path.reverse()
+    return paths
+
+
+def _split_branches(nodes: list[_GraphNode]) -> tuple[list[_GraphBranch], list[int]]:
+    """Return the branches with decisions, the trunk first, parents before children; and the nodes of no such branch.
+
+    Without any decision, the last path is a trunk without decisions.
+    """
+    paths = _list_leaf_paths(nodes)
+    trunk = max(range(len(paths)), key=lambda index: (*_rank_trunk(nodes, paths[index]), index), default=0)
+    branches: list[_GraphBranch] = []
+    owners: dict[int, tuple[int, int]] = {}
+    covered_nodes: set[int] = set()
+    for index, path in sorted(enumerate(paths), key=lambda pair: pair[0] != trunk):
+        sampled = [at for at in path if nodes[at].sampled]
+        decisions = [at for at in sampled if at not in owners]
+        if not decisions and branches:
+            continue
+        branch = _GraphBranch(index, path, decisions=decisions)
+        if branches:
+            earlier = sampled[: len(sampled) - len(decisions)]
+            branch.parent, branch.parent_step = owners[earlier[-1]] if earlier else (0, None)
+            branch.relation = "fork"
+            for link in nodes[decisions[0]].list_links(*_RELATIONS):
+                branch.relation = _RELATIONS[link["type"]]
+                if isinstance(link.get("node"), int) and link["node"] in owners:
+                    branch.parent, branch.parent_step = owners[link["node"]]
+        owners.update({at: (len(branches), step) for step, at in enumerate(decisions)})
+        covered_nodes.update(path)
+        branches.append(branch)
+    return branches, [index for index in range(len(nodes)) if index not in covered_nodes]
+
+
+def _rank_trunk(nodes: list[_GraphNode], path: list[int]) -> tuple[bool, bool]:
+    """Return whether a path has a decision, and whether neither a sub-agent nor a compaction wrote it."""
+    sampled = [nodes[at] for at in path if nodes[at].sampled]
+    is_subagent = any(node.list_links("subagent_call") for node in sampled)
+    return bool(sampled), not (is_subagent or nodes[path[-1]].list_links("compaction_attempt"))
+
+
+def _build_chat(branch: _GraphBranch, nodes: list[_GraphNode], messages: list[Message]) -> ChatDecisions:
+    """Return the decisions of a branch, with their tokens; `messages` are those of the nodes."""
+    decisions = set(branch.decisions)
+    chat = ChatDecisions()
+    since: list[Message] = []
+    before: list[Message] = []
+    tokens = _PathTokens()
+    for at in branch.path:
+        node = nodes[at]
+        if not node.sampled:
+            since.append(messages[at])
+            tokens.add_context(node)
+            continue
+        if at in decisions:
+            if not chat.steps:
+                chat.initial_messages = [*before, *since]
+            step = build_decision(messages[at], since, is_first=not chat.steps)
+            step.tokens = tokens.build_record(node, len(chat.steps))
+            chat.steps.append(step)
+        else:
+            before += [*since, messages[at]]
+            tokens.add_context(node)
+        since = []
+    if chat.steps:
+        chat.final_observation = since
+    else:
+        chat.initial_messages = [*before, *since]
+    return chat
+
+
+class _PathTokens:
+    """The tokens along a path."""
+
+    def __init__(self) -> None:
+        self._added: list[int] = []
+        """Tokens since the last decision with a record, or since the root."""
+        self._last: int | None = None
+        self._is_exact = True
+
+    def add_context(self, node: _GraphNode) -> None:
+        self._is_exact = self._is_exact and bool(node.token_ids or not node.sampled)
+        self._added += node.token_ids
+
+    def build_record(self, node: _GraphNode, step: int) -> TokensRecord | None:
+        """Return the tokens of a decision; None if they are uncertain."""
+        if not self._is_exact or True not in node.mask:
+            self.add_context(node)
+            return None
+        first = node.mask.index(True)
+        end = len(node.mask) - node.mask[::-1].index(True)
+        mask = node.mask[first:end]
+        logprobs: list[float] | None = None
+        if node.logprobs and len(node.logprobs) == sum(mask):
+            sampled_logprobs = iter(node.logprobs)
+            logprobs = [next(sampled_logprobs) if is_sampled else 0.0 for is_sampled in mask]
+        record = TokensRecord(
+            context_ids=[*self._added, *node.token_ids[:first]],
+            action_ids=node.token_ids[first:end],
+            action_logprobs=logprobs,
+            action_mask=None if all(mask) else mask,
+            prefix_step_index=self._last,
+        )
+        self._added, self._last = node.token_ids[end:], step
+        return record
+
+
+# ---------------------------------------------------------------- annotations
+
+
+class _TraceAnnotations(msgspec.Struct):
     """The training fields of one trace by scorer: of the trace, and of its nodes."""
 
     trace_fields: dict[str, dict[str, Any]] = {}
@@ -173,27 +358,25 @@ class Annotations:
         if self._spool is not None:
             self._spool.close()
 
-    def collect(self, trace_id: str | None, nodes: list[GraphNode], trace: dict[str, Any]) -> TraceAnnotations:
+    def collect(self, trace_id: str | None, nodes: list[_GraphNode], trace: dict[str, Any]) -> _TraceAnnotations:
         """Return the training fields of a trace, and its annotations in the order in which they were written."""
-        annotations = TraceAnnotations()
+        annotations = _TraceAnnotations()
         info = as_object(trace.get("info"))
-        trace_fields = {name: info[name] for name in TRAINING_INFO if info.get(name) is not None}
+        trace_fields = {name: info[name] for name in _TRAINING_INFO if info.get(name) is not None}
         node_fields = {
             at: fields
             for at, node in enumerate(trace["nodes"])
-            if (fields := {name: node[name] for name in TRAINING_FIELDS if node.get(name) is not None})
+            if (fields := {name: node[name] for name in _TRAINING_FIELDS if node.get(name) is not None})
         }
         observed_fields = {str(at): fields for at, fields in node_fields.items() if not nodes[at].sampled}
-        if trace.get("advantage") is not None:
-            trace_fields["advantage"] = trace["advantage"]
-        if observed_fields:
-            trace_fields["nodes"] = observed_fields
+        trace_fields |= {} if trace.get("advantage") is None else {"advantage": trace["advantage"]}
+        trace_fields |= {"nodes": observed_fields} if observed_fields else {}
         if trace_fields:
             annotations.trace_fields[_SCORER] = trace_fields
         if node_fields:
             annotations.node_fields[_SCORER] = node_fields
         if self._spool is not None and trace_id is not None:
-            paths = list_leaf_paths(nodes)
+            paths = _list_leaf_paths(nodes)
             query = "SELECT producer, line FROM lines WHERE trace = ? ORDER BY rowid"
             for producer, line in self._spool.execute(query, (_encode(trace_id),)):
                 _merge_annotation(annotations, f"{_SCORER}.{producer}", _decode(line), nodes, paths)
@@ -201,30 +384,24 @@ class Annotations:
 
 
 def _merge_annotation(
-    annotations: TraceAnnotations,
-    scorer: str,
-    update: dict[str, Any],
-    nodes: list[GraphNode],
-    paths: list[list[int]],
+    annotations: _TraceAnnotations, scorer: str, update: dict[str, Any], nodes: list[_GraphNode], paths: list[list[int]]
 ) -> None:
     if info := as_object(update.get("info")):
         annotations.trace_fields[scorer] = annotations.trace_fields.get(scorer, {}) | info
-    node_fields = annotations.node_fields.setdefault(scorer, {})
-    for raw_branch in update["branches"] if isinstance(update.get("branches"), list) else ():
-        branch = as_object(raw_branch)
+    node_fields = annotations.node_fields.get(scorer, {})
+    for branch in map(as_object, as_list(update.get("branches"))):
         index = branch.get("index")
         if not isinstance(index, int) or not 0 <= index < len(paths):
             continue
-        for name, stream in branch.items():
-            if name == "index" or not isinstance(stream, list):
-                continue
+        streams = ((name, stream) for name, stream in branch.items() if name != "index" and isinstance(stream, list))
+        for name, stream in streams:
             for at, entries in _split_stream(stream, paths[index], nodes):
                 node_fields.setdefault(at, {})[name] = entries
-    if not node_fields:
-        del annotations.node_fields[scorer]
+    if node_fields:
+        annotations.node_fields[scorer] = node_fields
 
 
-def _split_stream(stream: list[Any], path: list[int], nodes: list[GraphNode]) -> Iterator[tuple[int, list[Any]]]:
+def _split_stream(stream: list[Any], path: list[int], nodes: list[_GraphNode]) -> Iterator[tuple[int, list[Any]]]:
     """Yield the entries of a stream for the sampled tokens of each sampled node, if any entry is not null."""
     start = 0
     for at in path:
@@ -255,9 +432,10 @@ def _is_lines(path: Path) -> bool:
     return path.is_file() and ".jsonl" in path.suffixes and "index" not in path.name
 
 
-class TraceAgent(msgspec.Struct):
-    """The agent of a trace."""
+# ---------------------------------------------------------------- traces
 
+
+class _TraceAgent(msgspec.Struct):
     name: str | None = None
     trainable: bool = True
     model: str | None = None
@@ -265,13 +443,11 @@ class TraceAgent(msgspec.Struct):
     sampling: Any = None
 
 
-class VerifiersTrace(msgspec.Struct):
-    """The fields of a trace whose types are checked."""
-
-    nodes: list[GraphNode]
+class _VerifiersTrace(msgspec.Struct):
+    nodes: list[_GraphNode]
     id: str | None = None
     version: int = 1
-    agent: TraceAgent = msgspec.field(default_factory=TraceAgent)
+    agent: _TraceAgent = msgspec.field(default_factory=_TraceAgent)
     calls: list[dict[str, Any]] = []
     rewards: dict[str, Any] = {}
     tools: list[Any] = []
@@ -279,23 +455,14 @@ class VerifiersTrace(msgspec.Struct):
     stop_condition: str | None = None
 
 
-class SharedFields(msgspec.Struct):
-    """The fields that the traces of a line share."""
-
-    fields: dict[str, Any]
-    """Fields of every record."""
-    version: int | None
-    """The policy's version, if it is certain."""
-
-
-class TraceReader:
-    """A trace that becomes episodes; `value` is its raw object."""
+class _TraceReader:
+    """A trace that becomes episodes; `value` is its raw object, and `fields` belong to every record."""
 
     def __init__(
-        self, trace: VerifiersTrace, value: dict[str, Any], shared: SharedFields, agent_id: str | None
+        self, trace: _VerifiersTrace, value: dict[str, Any], fields: dict[str, Any], version: int | None
     ) -> None:
-        self.trace, self.value, self.shared, self.agent_id = trace, value, shared, agent_id
-        self.fields = dict(shared.fields)
+        self.trace, self.value, self.fields = trace, value, fields
+        self._version = version if trace.agent.trainable else None
         self._calls: dict[int, list[dict[str, Any]]] = {}
         """The calls that led to a message, by node."""
         self._unmatched_calls = []
@@ -308,20 +475,20 @@ class TraceReader:
     def build_records(self, root: EpisodeRecord | None, file: Input, annotations: Annotations) -> list[EpisodeRecord]:
         """Return the episodes of its branches; `root` is the line's first episode, None if this trace has it."""
         nodes = self.trace.nodes
-        check_graph(nodes)
-        branches, idle_nodes = split_branches(nodes)
+        _check_graph(nodes)
+        branches, idle_nodes = _split_branches(nodes)
         training = annotations.collect(self.trace.id, nodes, self.value)
         records: list[EpisodeRecord] = []
-        for branch in branches or [GraphBranch(0, [])]:
+        for branch in branches or [_GraphBranch(0, [])]:
             is_trunk = not records
-            record = self._build_record(build_chat(branch, nodes, self._convert_messages(branch)), is_trunk=is_trunk)
+            record = self._build_record(_build_chat(branch, nodes, self._convert_messages(branch)), is_trunk=is_trunk)
             parent = root if branch.parent is None else records[branch.parent]
             if branch.relation is not None:
-                record.agent_id = f"{self.agent_id or 'agent'}/branch_{branch.index}"
+                record.agent_id = f"{record.agent_id or 'agent'}/branch_{branch.index}"
             if parent is not None:
                 record.relation = branch.relation or "subagent"
-                record.parent_episode_id = _make_id(parent, file)
-                record.root_episode_id = _make_id(root or records[0], file)
+                record.parent_episode_id = make_episode_text_id(parent, file)
+                record.root_episode_id = make_episode_text_id(root or records[0], file)
                 record.parent_step_index = branch.parent_step
             scores = ScoreList()
             for name, reward in self.trace.rewards.items() if is_trunk else ():
@@ -335,7 +502,7 @@ class TraceReader:
             records[0].extra = (records[0].extra or {}) | {"other_nodes": raw_nodes}
         return records
 
-    def _convert_messages(self, branch: GraphBranch) -> list[dict[str, Any]]:
+    def _convert_messages(self, branch: _GraphBranch) -> list[dict[str, Any]]:
         """Return the messages of a branch's nodes, with the nodes' other fields."""
         messages: list[dict[str, Any]] = [{}] * len(self.trace.nodes)
         last = branch.decisions[-1] if branch.decisions else -1
@@ -345,7 +512,7 @@ class TraceReader:
             mapped_keys = _NODE_KEYS if at > last else (*_NODE_KEYS, "token_ids", "mask")
             path = f"nodes[{at}].message"
             message = check_message(convert_message(raw["message"], path), path)
-            messages[at] = message | drop_empty(omit_fields(raw, *mapped_keys) or {})
+            messages[at] = message | drop_empty(raw, *mapped_keys)
             if self.trace.nodes[at].sampled:
                 messages[at]["node"] = at
         return messages
@@ -360,10 +527,9 @@ class TraceReader:
         sampling = [config.get("sampling"), agent.sampling, *(call.get("sampling") for call in trace.calls)]
         status, terminated = self._find_end()
         record = EpisodeRecord(
-            steps=chat.steps,
-            agent_id=self.agent_id,
+            source_format=NAME,
             policy=next((name for name in models if isinstance(name, str) and name), None),
-            policy_version=self.shared.version if agent.trainable else None,
+            policy_version=self._version,
             status=status,
             terminated=terminated,
             sampling=remove_keys(next((s for s in sampling if isinstance(s, dict) and s), None)),
@@ -373,23 +539,22 @@ class TraceReader:
             cost=_sum_known([step.cost for step in chat.steps]),
             started_at=parse_nonzero_time(timing.get("start")),
             ended_at=parse_nonzero_time(max((end for end in ends if end), default=None)),
-            initial_messages=chat.initial_messages,
-            final_observation=chat.final_observation,
             source_version=as_text(as_object(value.get("verifiers")).get("version")),
+            **chat.fields,
             **self.fields,
         )
         if not is_trunk:
             record.ground_truth = None
             return record
-        record.stop_reason, record.error = trace.stop_condition, describe_last_error(trace.errors)
+        record.stop_reason, record.error = trace.stop_condition, _describe_last_error(trace.errors)
         record.env_return = _sum_rewards(trace.rewards)
         record.extra = drop_empty(
             {
-                **(omit_fields(value, *_TRACE_KEYS, *SUM_FIELDS) or {}),
+                **(omit_fields(value, *_TRACE_KEYS, *_SUM_FIELDS) or {}),
                 "trace_id": trace.id,
                 "trace_version": trace.version,
                 "errors": trace.errors,
-                "info": omit_fields(as_object(value.get("info")), *TRAINING_INFO),
+                "info": omit_fields(as_object(value.get("info")), *_TRAINING_INFO),
                 "calls_without_message": self._unmatched_calls,
             }
         )
@@ -417,9 +582,8 @@ class TraceReader:
         time, sampling = as_object(call.get("time")), as_object(call.get("sampling"))
         start, end = parse_number(time.get("start")), parse_number(time.get("end"))
         prompt = parse_count(usage.get("prompt_tokens"))
-        is_trained = self.trace.agent.trainable
-        step.agent_id, step.trainable = self.trace.agent.name, step.trainable and is_trained
-        step.policy_version = self.shared.version if is_trained else None
+        step.agent_id, step.policy_version = self.trace.agent.name, self._version
+        step.trainable = step.trainable and self.trace.agent.trainable
         step.model = as_text(call.get("model"))
         step.finish_reason = as_text(call.get("finish_reason") or extra.pop("finish_reason", None))
         step.prompt_tokens = None if prompt is None else prompt + (parse_count(usage.get("cached_input_tokens")) or 0)
@@ -433,13 +597,12 @@ class TraceReader:
             for name, value in read_sampling(sampling).items():
                 setattr(step.tokens, name, value)
         extra["usage"] = omit_fields(usage, "prompt_tokens", "completion_tokens", "cost")
-        extra["call"] = drop_empty(omit_fields(call, "node", "model", "finish_reason", "usage", "time") or {})
+        extra["call"] = drop_empty(call, "node", "model", "finish_reason", "usage", "time")
         extra["earlier_calls"] = earlier
         step.extra = drop_empty(extra) or None
 
 
-def describe_last_error(errors: list[Any] | None) -> str | None:
-    """Return the last error as text."""
+def _describe_last_error(errors: list[Any]) -> str | None:
     if not errors:
         return None
     last = as_object(errors[-1])
@@ -468,13 +631,6 @@ def _sum_known(counts: list[Any]) -> Any:
     return sum(counts) if counts else None
 
 
-def _make_id(record: EpisodeRecord, file: Input) -> str:
-    """Return the id that a record will have, computed from its key fields only."""
-    names = ("task_id", "run_id", "rollout_index", "attempt", "agent_id", "collection_round", "seed")
-    key = {name: getattr(record, name) for name in names}
-    return make_episode_text_id(EpisodeRecord(steps=[], source_format=NAME, **key), file)
-
-
 def parse_nonzero_time(seconds: Any) -> Any:
     """Return a time; None for 0, which is an unset one."""
     return parse_time(seconds) if parse_number(seconds) else None
@@ -487,10 +643,8 @@ class _TraceTask(msgspec.Struct):
 
 
 class _EpisodeLine(msgspec.Struct):
-    """The fields of a line whose types are checked."""
-
     task: _TraceTask
-    traces: list[VerifiersTrace]
+    traces: list[_VerifiersTrace]
     id: str | None = None
     env: Any = None
     group: Any = None
@@ -501,9 +655,7 @@ class _EpisodeLine(msgspec.Struct):
 def build_records(value: Any, file: Input, annotations: Annotations) -> list[EpisodeRecord]:
     """Return the episodes of a line's traces, the root first.
 
-    Raises:
-        ShapeError: wrong keys or types; a graph, messages or tokens of a wrong form.
-        UnsupportedError: a newer version of the format.
+    Raises ShapeError, UnsupportedError: it has another shape; a newer version.
     """
     raw_line = value
     if isinstance(value, dict) and "traces" not in value and "nodes" in value:
@@ -512,18 +664,17 @@ def build_records(value: Any, file: Input, annotations: Annotations) -> list[Epi
         line = msgspec.convert(raw_line, _EpisodeLine)
     except msgspec.ValidationError as error:
         raise ShapeError(str(error) if raw_line is value else str(error).replace("$.traces[0]", "$")) from error
-    shared, extra = _build_shared(line, raw_line)
+    fields, version, extra = _build_shared(line, raw_line)
     if (group := as_text(as_object(line.group).get("id"))) is not None:
-        within = shared.fields["run_id"], shared.fields["collection_round"]
-        shared.fields["task_id"] = split_group(file, shared.fields["task_id"], within=within, key=group)
+        within = fields["run_id"], fields["collection_round"]
+        fields["task_id"] = split_group(file, fields["task_id"], within=within, key=group)
     if line.id is None:
-        shared.fields["rollout_index"] = file.next_index(NAME, shared.fields["run_id"], shared.fields["task_id"])
-    for trace in line.traces:
-        if not 0 <= trace.version <= _NEWEST:
-            raise UnsupportedError(
-                f"`version` of a trace is {trace.version}; known: 1 (verifiers 0.3 and 0.4), 2 (0.2.1). Read it with a "
-                "newer trajlake, or write it with a known version"
-            )
+        fields["rollout_index"] = file.next_index(NAME, fields["run_id"], fields["task_id"])
+    if newer := [trace.version for trace in line.traces if not 0 <= trace.version <= _NEWEST]:
+        raise UnsupportedError(
+            f"`version` of a trace is {newer[0]}; known: 1 (verifiers 0.3 and 0.4), 2 (0.2.1). Read it with a newer "
+            "trajlake, or write it with a known version"
+        )
     # Training uses the root; sorting keeps the others in order.
     root = next((index for index, trace in enumerate(line.traces) if trace.agent.trainable), 0)
     records: list[EpisodeRecord] = []
@@ -533,14 +684,14 @@ def build_records(value: Any, file: Input, annotations: Annotations) -> list[Epi
         name = trace.agent.name
         names[name] = names.get(name, 0) + 1
         agent_id = name if names[name] == 1 else f"{name or 'agent'}#{names[name]}"
-        reader = TraceReader(trace, raw_line["traces"][index], shared, agent_id)
+        own_fields = fields | {"agent_id": agent_id}
         if name != line.traces[root].agent.name:
-            reader.fields["task_id"] = f"{shared.fields['task_id']} [{name}]"
+            own_fields["task_id"] = f"{fields['task_id']} [{name}]"
+        reader = _TraceReader(trace, raw_line["traces"][index], own_fields, version)
         records += reader.build_records(records[0] if records else None, file, annotations)
-    if not records:
-        records = [EpisodeRecord(steps=[], **shared.fields)]
+    records = records or [EpisodeRecord(steps=[], **fields)]
     records[0].extra = {**(records[0].extra or {}), **extra} or None
-    records[0].error = records[0].error or describe_last_error(line.errors)
+    records[0].error = records[0].error or _describe_last_error(line.errors)
     return records
 
 
@@ -559,8 +710,8 @@ def _build_line(trace: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _build_shared(line: _EpisodeLine, value: dict[str, Any]) -> tuple[SharedFields, dict[str, Any]]:
-    """Return the fields that the traces share, and the line's fields without a column."""
+def _build_shared(line: _EpisodeLine, value: dict[str, Any]) -> tuple[dict[str, Any], int | None, dict[str, Any]]:
+    """Return the fields that the traces share, the policy's version if it is certain, and fields without a column."""
     run, env, data = as_object(line.run), as_object(line.env), as_object(line.task.data)
     work = as_object(run.get("work"))
     policy = as_object(work.get("policy"))
@@ -590,9 +741,9 @@ def _build_shared(line: _EpisodeLine, value: dict[str, Any]) -> tuple[SharedFiel
         "run": omit_fields(run, "id"),
         "episode_errors": line.errors,
         "task": value["task"],
-        **(omit_fields(value, "id", "group", "task", "env", "run", "errors", "traces", *SUM_FIELDS) or {}),
+        **(omit_fields(value, "id", "group", "task", "env", "run", "errors", "traces", *_SUM_FIELDS) or {}),
     }
-    return SharedFields(fields, start if is_certain else None), drop_empty(extra)
+    return fields, start if is_certain else None, drop_empty(extra)
 
 
 FORMAT = Format(NAME, "verifiers and prime-rl traces (traces.jsonl)", recognise, read, no_trajectory, by_line=True)

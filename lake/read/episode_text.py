@@ -13,7 +13,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import UsageError
-from lake.formats.base.canonical import list_non_text_parts
+from lake.formats.base.rows import list_non_text_parts
 from lake.judgements.credit import describe_outdated, find_covering, find_credit, find_current_series
 from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot

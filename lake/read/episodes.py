@@ -138,7 +138,7 @@ def read_episodes(
             ],
             spans=[SpanRecord(**_drop(row, "episode_id")) for row in episode_spans.get(episode_id, ())],
         )
-        # Files do not keep the order of spans; `lake.formats.base.canonical` uses this order.
+        # Files do not keep the order of spans; `lake.formats.base.rows` uses this order.
         record.spans.sort(key=lambda span: (span.started_at or _EARLIEST, span.trace_id, span.span_id))
         episodes.append(StoredEpisode(episode_id, head["group_id"], record, episode_scores.get(episode_id, [])))
     return episodes

@@ -18,8 +18,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
-from itertools import count
-from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -40,6 +38,7 @@ _MEASURED = (
 )
 Decision = tuple[str, str | None]
 """Action and tool calls of a step."""
+_EMPTY = (("", None), ("", "[]"))
 Key = TypeVar("Key")
 
 
@@ -98,8 +97,13 @@ def list_paths(
 def is_extension(path: Sequence[Decision], earlier: Sequence[Decision], *, is_same_file: bool = False) -> bool:
     """Return whether a path begins with earlier decisions.
 
-    In the same file, the last of them may have been incomplete: tools write the parts of an answer one after another.
+    Empty ones at their end stand for an outcome, or for an answer that had not come yet. In the same file, the last one
+    may have been incomplete: tools write the parts of an answer one after another.
     """
+    length = len(earlier)
+    while length and earlier[length - 1] in _EMPTY:
+        length -= 1
+    earlier = list(earlier[:length])
     if not earlier or list(path[: len(earlier)]) == earlier:
         return True
     if len(path) < len(earlier) or not is_same_file or list(path[: len(earlier) - 1]) != earlier[:-1]:
@@ -112,8 +116,7 @@ def is_extension(path: Sequence[Decision], earlier: Sequence[Decision], *, is_sa
 
 def names_same_file(name: str, other: str) -> bool:
     """Return whether two names may be of one file: a name depends on the folder that an ingest was given."""
-    parts, other_parts = sorted((PurePath(name).parts, PurePath(other).parts), key=len)
-    return bool(parts) and other_parts[-len(parts) :] == parts
+    return bool(name and other) and (f"/{name}".endswith(f"/{other}") or f"/{other}".endswith(f"/{name}"))
 
 
 @dataclass(slots=True)
@@ -123,9 +126,9 @@ class CurrentReading:
     number: int
     """Its number among the siblings with its key."""
     slot: Slot
-    attempt: int
-    episode_id: int
-    content_hash: int
+    attempt: int = 0
+    episode_id: int = 0
+    content_hash: int = 0
     extent: DocumentExtent | None = None
     """None until it is needed."""
     record: "_KeyedRecord | None" = None
@@ -197,6 +200,8 @@ class Placer:
         self._list_decisions = list_decisions
         self._is_lasting = is_lasting
         self._readings: dict[Slot, CurrentReading] = {}
+        self._families: dict[Slot, list[CurrentReading | None]] = {}
+        """First slot -> the readings that share its key, by number; None for one that was erased."""
         self._heads: dict[tuple[str | None, str | None], _PlacedRecord] = {}
         self._forks: dict[tuple[str | None, str], list[tuple[_KeyedRecord, int]]] = {}
 
@@ -234,11 +239,12 @@ class Placer:
         placed = document.identify_as(number, attempt)
         if placement in WRITTEN and placed.episode_id not in self._forgotten:
             slot = document.get_slot(number)
-            reading = CurrentReading(number, slot, attempt, placed.episode_id, placed.content_hash, record=keyed)
+            reading = self._readings.setdefault(slot, CurrentReading(number, slot))
+            reading.attempt, reading.episode_id, reading.content_hash = attempt, placed.episode_id, placed.content_hash
+            reading.extent, reading.record = None, keyed
             if self._is_lasting:
                 self._measure([reading])
                 reading.record = None
-            self._readings[slot] = reading
         return placement, placed
 
     def _place_head(self, document: "_Document", keyed: _KeyedRecord) -> tuple[Placement, int, int]:
@@ -297,17 +303,15 @@ class Placer:
 
         If one of them was erased, that is its number: the record may be the erased one, which must not come back.
         """
-        family: list[CurrentReading] = []
-        erased: int | None = None
-        for number in count():
-            slot = document.get_slot(number)
-            if (reading := self._get_reading(slot, number)) is not None:
-                family.append(reading)
-            elif self._forgotten and document.make_first_id(number) in self._forgotten:
-                erased = number if erased is None else erased
-            else:
-                return family, number if erased is None else erased
-        raise AssertionError  # count() is endless
+        family = self._families.setdefault(document.get_slot(0), [])
+        while True:
+            number = len(family)
+            reading = self._get_reading(document.get_slot(number), number)
+            if reading is None and not (self._forgotten and document.make_first_id(number) in self._forgotten):
+                break
+            family.append(reading)
+        free = family.index(None) if None in family else len(family)
+        return [reading for reading in family if reading is not None], free
 
     def _get_reading(self, slot: Slot, number: int) -> CurrentReading | None:
         reading = self._readings.get(slot)

@@ -52,7 +52,8 @@ class PreviewedEpisodes:
 
 def hash_steps(steps: Sequence[StepRecord]) -> list[Decision]:
     """Return the decisions of steps as hashes, which take little memory."""
-    return [(str(ids.key_hash(step.action, encode_json(step.tool_calls))), None) for step in steps]
+    decisions = [(step.action, encode_json(step.tool_calls or None)) for step in steps]
+    return [(str(ids.key_hash(*decision)) if any(decision) else "", None) for decision in decisions]
 
 
 class Preview(msgspec.Struct):

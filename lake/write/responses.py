@@ -8,13 +8,15 @@ server gave two sessions the same ids. The lake is asked only for steps at the t
 because copies keep their times. Only files that share an id or such a time are compared.
 
 A file is known by its task and its name. All of its episodes count as one owner, because a branch of a session may
-become another episode when the file grows.
+become another episode when the file grows. A file that was renamed or copied while it grew is the same owner: it has an
+episode with the same key, and all decisions of the earlier one.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
+from itertools import groupby
 from pathlib import PurePosixPath
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 import polars as pl
@@ -24,7 +26,8 @@ from lake.formats.base.fields import as_object
 from lake.formats.chat.sessions import ResponseKey, get_response_id, list_responses, mark_copied_steps
 from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot
-from lake.records import EpisodeRecord, StepRecord
+from lake.records import EpisodeRecord, StepRecord, make_group_id
+from lake.write.ledger import Slot
 
 _Key = tuple[str | None, ResponseKey]
 """Run and key of a response."""
@@ -48,13 +51,17 @@ def mark_copies_between_files(records: Sequence[EpisodeRecord], open_snapshot: C
         snapshot = None
     sharing_files = _find_shared_ids(filed_records)
     if snapshot is not None:
-        sharing_files |= {firsts[at] for file, at, *_ in _read_stored(snapshot, firsts) if firsts.get(at, file) != file}
+        stored = _read_stored(snapshot, firsts)
+        sharing_files |= {firsts[s.time] for s in stored if firsts.get(s.time, s.file) != s.file}
     filed_records = [(record, file) for record, file in filed_records if file in sharing_files]
-    responses = _Responses()
+    stored = []
     if snapshot is not None and filed_records:
-        responses.add_stored(snapshot, {time for record, _ in filed_records for time in _list_times(record)})
+        stored = _read_stored(snapshot, {time for record, _ in filed_records for time in _list_times(record)})
+    same = _find_continued(filed_records, stored)
+    responses = _Responses()
+    responses.add_stored(stored)
     for record, file in filed_records:
-        mark_copied_steps(record, responses.add_record(record, file))
+        mark_copied_steps(record, responses.add_record(record, same.get(file, file)))
 
 
 def list_owners(records: Iterable[EpisodeRecord]) -> dict[int, int]:
@@ -93,14 +100,14 @@ class _Responses:
                 self._add(key, file, is_own=is_own and owner == file)
         return copied
 
-    def add_stored(self, snapshot: Snapshot, times: Collection[_Time]) -> None:
-        """Add the responses that the lake has at some times."""
-        columns = ("is_copied_context", "prompt_tokens", "completion_tokens", "extra")
-        for file, (run, at), is_copied, prompt, completion, extra in _read_stored(snapshot, times, *columns):
-            step = StepRecord(state=None, action="", extra=as_object(msgspec.json.decode(extra or "{}")))
-            step.started_at, step.prompt_tokens, step.completion_tokens = at, prompt, completion
-            for _, keys in list_responses(EpisodeRecord(task_id="", steps=[step])):
-                self._add((run, keys[0]), file, is_own=not is_copied)
+    def add_stored(self, stored: Iterable["_StoredStep"]) -> None:
+        """Add the responses of steps of the lake."""
+        for step in stored:
+            response = StepRecord(state=None, action="", extra=as_object(msgspec.json.decode(step.extra or "{}")))
+            response.started_at = step.time[1]
+            response.prompt_tokens, response.completion_tokens = step.prompt_tokens, step.completion_tokens
+            for _, keys in list_responses(EpisodeRecord(task_id="", steps=[response])):
+                self._add((step.time[0], keys[0]), step.file, is_own=not step.is_copied_context)
 
     def _add(self, key: _Key, file: int, *, is_own: bool) -> None:
         if not is_own:
@@ -129,20 +136,68 @@ def _find_shared_ids(filed_records: Iterable[_FiledRecord]) -> set[int]:
     return sharing_files
 
 
-def _read_stored(snapshot: Snapshot, times: Collection[_Time], *columns: str) -> Iterator[tuple[Any, ...]]:
-    """Yield file, time and some columns of the lake's steps at some times."""
+class _StoredStep(NamedTuple):
+    """A step of the lake, with the file and slot of its episode."""
+
+    file: int
+    time: _Time
+    slot: Slot
+    num_steps: int
+    step_index: int
+    action: str
+    is_copied_context: bool
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    extra: str | None
+
+
+def _read_stored(snapshot: Snapshot, times: Collection[_Time]) -> list[_StoredStep]:
+    """Return the lake's steps at some times, by episode."""
     instants = {at for _, at in times}
     steps = snapshot.scan("steps").filter(
         pl.col("run_id").is_in({run for run, _ in times})
         & pl.col("started_at").is_between(min(instants), max(instants))
         & pl.col("started_at").is_in(instants)
     )
-    rows = collect_rows(steps.select("run_id", "started_at", "episode_id", *columns))
+    rows = collect_rows(steps.select("run_id", "started_at", "episode_id", *_StoredStep._fields[4:]))
+    if rows.is_empty():
+        return []
     episodes = snapshot.scan("episodes").filter(pl.col("episode_id").is_in(rows["episode_id"].unique().to_list()))
-    names = collect_rows(episodes.select("episode_id", "task_id", "source_uri")) if len(rows) else pl.DataFrame()
-    files = {episode: _hash_file(task, uri) for episode, task, uri in names.iter_rows()}
-    for run, at, episode, *fields in rows.iter_rows():
-        yield files[episode], (run, at), *fields
+    names = collect_rows(
+        episodes.select("episode_id", "task_id", "source_uri", "num_steps", "group_id", "rollout_index", "agent_id")
+    )
+    files = {
+        episode: (_hash_file(task, uri), tuple(slot), count) for episode, task, uri, count, *slot in names.iter_rows()
+    }
+    stored = []
+    for run, at, episode, *fields in rows.sort("episode_id", "step_index").iter_rows():
+        file, slot, count = files[episode]
+        stored.append(_StoredStep(file, (run, at), slot, count, *fields))
+    return stored
+
+
+def _find_continued(filed_records: Iterable[_FiledRecord], stored: Iterable[_StoredStep]) -> dict[int, int]:
+    """Return the files of records that continue the current reading of their slot, or end before it, and its file.
+
+    `lake.write.growth` states the rule; a record that differs is a sibling, and its file another one.
+    """
+    current: dict[Slot, tuple[int, list[str], bool]] = {}
+    for slot, steps in groupby(stored, key=lambda step: step.slot):
+        reading = [step for index, step in enumerate(steps) if step.step_index == index]
+        if reading:
+            is_complete = len(reading) == reading[0].num_steps
+            current[slot] = reading[0].file, [step.action for step in reading], is_complete
+    same: dict[int, int] = {}
+    for record, file in filed_records:
+        slot = make_group_id(record, record.run_id or ""), record.rollout_index, record.agent_id
+        actions = [step.action for step in record.steps]
+        first, earlier, is_complete = current.setdefault(slot, (file, actions, True))
+        is_further = is_complete and actions[: len(earlier)] == earlier
+        if is_further or earlier[: len(actions)] == actions:
+            same[file] = first
+        if is_further:
+            current[slot] = first, actions, True
+    return same
 
 
 def _hash_file(task_id: str, source_uri: str | None) -> int:

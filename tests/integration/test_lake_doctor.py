@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,9 @@ def test_what_todays_rules_would_read_otherwise_is_named_with_the_commands_that_
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def walk(*actions: str, file: str, **fields: Any) -> EpisodeRecord:
-        record = episode("s", fields.pop("index", 0), source_uri=file, **{"source_format": "atif"} | fields)
+        record = episode(
+            fields.pop("task", "s"), fields.pop("index", 0), source_uri=file, **{"source_format": "atif"} | fields
+        )
         record.steps = [StepRecord(state="", action=action) for action in actions]
         return record
 
@@ -113,6 +116,11 @@ def test_what_todays_rules_would_read_otherwise_is_named_with_the_commands_that_
     cleared = walk("a", "b", file="s.jsonl", source_format="claude_code")
     cleared.steps[1].state = "<command-name>/clear</command-name>"
     lk.append([cleared], run_id="cleared")
+    copies = [walk("a", "b", file=f"{name}.jsonl", source_format="claude_code", task=name) for name in ("s", "t")]
+    for record in copies:
+        for step in record.steps:
+            step.extra, step.started_at = {"message_id": f"m-{step.action}"}, datetime(2026, 1, 2, tzinfo=UTC)
+    lk.append(copies, run_id="copies")
     names = {record.steps[0].action: identify(record, "siblings").episode_id for record in siblings[:2]}
     detail = wrong(lk, "note")[check]
     by_run = {run: detail.partition(f" of run {run}, ")[2].partition(" of run ")[0] for run in ("siblings", "mixed")}
@@ -124,6 +132,7 @@ def test_what_todays_rules_would_read_otherwise_is_named_with_the_commands_that_
     assert "--run mixed-again" in by_run["mixed"]
     assert "2 episodes of run rules" in detail
     assert "1 episode of run cleared" in detail
+    assert "1 episode of run copies" in detail, "one of both owns the responses"
     lk.retract([row[0] for row in lk.sql("SELECT episode_id FROM episodes WHERE run_id <> 'siblings'").iter_rows()])
     sibling = walk("a", file="0.json", run_id="siblings", index=7)
     lk.append([sibling])

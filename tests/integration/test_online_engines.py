@@ -21,10 +21,12 @@ from lake.lake import Lake
 from pipelines.collect.environments.house import list_vocabulary
 from pipelines.collect.manager.run import StoppedError
 from testkit.token_engine import TokenEngine, token_engine
+from testkit.weight_transfer import stand_in
 from testkit.word_game import TARGET, save_model
 from trainer.online.demo import TinyPolicyConfig, save_policy
 from trainer.online.settings import OnlineConfig, read_config
 from trainer.online.start import run_loop
+from trainer.policy.model_files import load_model
 
 CONFIG = """
 [loop]
@@ -91,6 +93,30 @@ def test_engines_sleep_while_the_trainer_computes_and_wake_for_the_next_weights(
     one_round = ["/wake_up", "reload", "generate", "/sleep"]
     assert changes == [*one_round, *one_round, "/wake_up", "reload"]
     assert versions(tmp_path) == [(0, 0), (1, 1)]
+
+
+def test_weights_are_handed_over_on_the_gpu_between_sleeping_and_playing(tmp_path, model, monkeypatch):
+    stand_in(monkeypatch)
+    with token_engine(TokenEngine(any_word)) as engine:
+        done = play(tmp_path, config_of(tmp_path, model, engine.url, sleep=True, transfer="ipc"))
+    steps = ("generate", "/sleep", "/wake_up", "/start_weight_update", "/finish_weight_update", "reload")
+    called = [next((name for name in steps if name in each), "") for each in _of_weights(engine.asked)]
+    changes = [name for name, before in zip(called, ["", *called], strict=False) if name and name != before]
+    one_push = ["/wake_up", "/start_weight_update", "/finish_weight_update"]
+    assert changes == [*one_push, "generate", "/sleep", *one_push, "generate", "/sleep", *one_push]
+    names = [name for name, _ in load_model(model).named_parameters()]
+    assert engine.received == names * (done.rounds + 1)
+    assert versions(tmp_path) == [(0, 0), (1, 1)]
+
+
+def test_engines_that_play_the_same_weights_again_are_woken(tmp_path, model):
+    file = tmp_path / "loop.toml"
+    file.write_text(CONFIG)
+    with token_engine(TokenEngine(any_word)) as engine:
+        loop = {"sync": {"sleep": True}, "sync_every": 2, "collect": {"player": {"engines": [engine.url]}}}
+        config = read_config(str(file), {"loop": loop, "trainer": {"model": str(model)}})
+        play(tmp_path, config)
+    assert versions(tmp_path) == [(0, 0), (1, 0)]
 
 
 def _of_weights(requests: list[str]) -> list[str]:

@@ -31,8 +31,8 @@ KEEPER = """
 import sys, time
 from pathlib import Path
 from trainer.online.engines import LoopEngine
-from trainer.online.settings import EngineConfig
-with LoopEngine(EngineConfig(serve=True, python=sys.argv[1]), Path(sys.argv[2]), print, sleeps=False):
+from trainer.online.settings import EngineConfig, SyncConfig
+with LoopEngine(EngineConfig(serve=True, python=sys.argv[1]), Path(sys.argv[2]), SyncConfig(), print):
     print("runs", flush=True)
     time.sleep(3600)
 """
@@ -63,11 +63,14 @@ def test_it_is_started_again_with_the_newest_weights_and_ends_with_the_block(tmp
     model, lines = model_folder(tmp_path), []
     newer = shutil.copytree(model, tmp_path / "newer")
     config = EngineConfig(serve=True, python=str(stand_in(tmp_path)), dtype="bfloat16", options=("--seed", "7"))
-    with LoopEngine(config, model, lines.append, sleeps=True) as engine:
+    sync = SyncConfig(sleep=True, transfer="ipc")
+    with LoopEngine(config, model, sync, lines.append) as engine:
         first, began = options(model), noted(model)["pids"]
         assert first["--dtype"] == "bfloat16"
         assert first["--seed"] == "7"
         assert "--enable-sleep-mode" in noted(model)["argv"]
+        assert json.loads(first["--weight-transfer-config"]) == {"backend": "ipc"}
+        assert noted(model)["environment"]["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
         engine.weights = PlayedWeights(newer, 7)
         os.kill(began[1], signal.SIGKILL)
         until(lambda: f"{engine.url} is back" in lines)
@@ -83,9 +86,8 @@ def test_it_is_started_again_with_the_newest_weights_and_ends_with_the_block(tmp
 
 def test_one_that_does_not_start_again_is_given_up(tmp_path, wording):
     model, lines = model_folder(tmp_path), []
-    with LoopEngine(
-        EngineConfig(serve=True, python=str(stand_in(tmp_path))), model, lines.append, sleeps=False
-    ) as engine:
+    config = EngineConfig(serve=True, python=str(stand_in(tmp_path)))
+    with LoopEngine(config, model, SyncConfig(), lines.append) as engine:
         (model / "dies").write_text("ValueError: no room")
         os.kill(noted(model)["pids"][1], signal.SIGKILL)
         until(lambda: engine.failure is not None)
@@ -101,9 +103,9 @@ def test_one_that_does_not_start_again_is_given_up(tmp_path, wording):
 def test_one_that_does_not_start_at_all_says_why(tmp_path):
     model = model_folder(tmp_path, dies="ValueError: no room")
     config = EngineConfig(serve=True, python=str(stand_in(tmp_path)))
-    with pytest.raises(EngineError, match="no room"), LoopEngine(config, model, print, sleeps=False):
+    with pytest.raises(EngineError, match="no room"), LoopEngine(config, model, SyncConfig(), print):
         pass
-    with pytest.raises(UsageError, match="no such folder"), LoopEngine(config, tmp_path / "none", print, sleeps=False):
+    with pytest.raises(UsageError, match="no such folder"), LoopEngine(config, tmp_path / "none", SyncConfig(), print):
         pass
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from lake import records
 from lake.formats.base import json_array
-from lake.formats.base.json_array import Element, JsonDamage, read_array
+from lake.formats.base.json_array import Element, read_array
 from lake.formats.base.source import Meter
+from lake.records import Reject
 from testkit.examples import examples
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,14 +70,14 @@ def oracle(content: bytes) -> tuple[list[tuple[Any, str]], bool]:
     return pieces, after_space(position + 1) != len(text)
 
 
-def read(path: Path, content: bytes, window: int) -> tuple[list[Element], JsonDamage | None]:
+def read(path: Path, content: bytes, window: int) -> tuple[list[Element], Reject | None]:
     path.write_bytes(content)
     meter = Meter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_array, "_CHUNK", window)
         items = list(read_array(path, meter))
     assert 0 <= meter.done <= len(content)
-    damage = items.pop() if items and isinstance(items[-1], JsonDamage) else None
+    damage = items.pop() if items and isinstance(items[-1], Reject) else None
     elements = [item for item in items if isinstance(item, Element)]
     assert [element.index for element in elements] == list(range(len(items)))
     assert damage is not None or meter.done == len(content)
@@ -93,7 +94,7 @@ def same(path: Path, content: bytes, window: int) -> None:
     assert [element.raw for element in elements] == printable
     assert (damage is not None) == is_damaged
     if damage is not None:
-        assert damage.index == len(expected)
+        assert damage.position == len(expected)
         text = content.decode("utf-8-sig", "surrogateescape").encode("utf-8", "backslashreplace").decode()
         assert text.endswith(damage.raw)
     for element in elements:

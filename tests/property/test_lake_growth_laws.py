@@ -216,7 +216,7 @@ def test_rollouts_that_were_reported_as_one_are_each_an_episode(case: str, expec
 
 
 Decisions = st.lists(
-    st.tuples(st.sampled_from(["", "a", "ab"]), st.sampled_from([None, '["x"]', '["x","y"]'])), max_size=4
+    st.tuples(st.sampled_from(["a", "ab", "b"]), st.sampled_from([None, '["x"]', '["x","y"]'])), max_size=4
 )
 
 

@@ -136,6 +136,10 @@ class TokenEngine:
         self.weights = self.folder
         """Where those came from that it has."""
         self.version = "default"
+        self.transfer = ""
+        """State of the weight transfer: opened, started, received."""
+        self.received: list[str] = []
+        """Names of the weights that were transferred."""
         self.adapters: dict[str, str] = {}
         self.end = END
         self.calls: list[Call] = []

@@ -27,6 +27,7 @@ def add_routes(engine: "TokenEngine", app: web.Application) -> None:
         app.router.add_get("/weight_info", routes.weight_info)
         app.router.add_get("/server_info", routes.server_info)
         app.router.add_get("/is_paused", routes.is_paused)
+        app.router.add_get("/get_world_size", routes.get_world_size)
         for path in (
             "pause",
             "resume",
@@ -35,6 +36,10 @@ def add_routes(engine: "TokenEngine", app: web.Application) -> None:
             "update_weight_version",
             "sleep",
             "wake_up",
+            "init_weight_transfer_engine",
+            "start_weight_update",
+            "update_weights",
+            "finish_weight_update",
         ):
             app.router.add_post(f"/{path}", getattr(routes, path))
 
@@ -100,6 +105,31 @@ class _Routes:
     async def wake_up(self, _: web.Request) -> web.Response:
         self.engine.is_asleep = False
         return web.Response()
+
+    async def get_world_size(self, _: web.Request) -> web.Response:
+        return web.json_response({"world_size": 1})
+
+    async def init_weight_transfer_engine(self, _: web.Request) -> web.Response:
+        return self._begin("opened", "")
+
+    async def start_weight_update(self, _: web.Request) -> web.Response:
+        return self._begin("started", "opened")
+
+    async def update_weights(self, request: web.Request) -> web.Response:
+        self.engine.received += (await request.json())["update_info"]["names"]
+        return self._begin("received", "started")
+
+    async def finish_weight_update(self, request: web.Request) -> web.Response:
+        self.engine.version = (await request.json())["weight_version"]
+        self.engine.weights = f"transfer of version {self.engine.version}"
+        return self._begin("opened", "received")
+
+    def _begin(self, state: str, former: str) -> web.Response:
+        """Enter a state of the weight transfer; 500 from another state than the former one, and from sleep."""
+        if self.engine.is_asleep or (former and self.engine.transfer != former):
+            return _refused(500, f"the transfer is {self.engine.transfer or 'not configured'}")
+        self.engine.transfer = state
+        return web.json_response({"message": state})
 
     async def load_adapter(self, request: web.Request) -> web.Response:
         body = await request.json()

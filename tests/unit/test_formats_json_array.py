@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from lake import records
 from lake.formats.base import json_array
-from lake.formats.base.json_array import Element, JsonDamage, read_array
+from lake.formats.base.json_array import Element, read_array
+from lake.records import Reject
 
 VALUES: list[Any] = [
     {"a": 'quotes " and \\ back\n', "b": [1, -2.5, 1e-7, 12345678901234567890], "c": None},
@@ -39,15 +40,15 @@ def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     return int(request.param)
 
 
-def read(path: Path, document: str | bytes) -> tuple[list[Element], JsonDamage | None]:
+def read(path: Path, document: str | bytes) -> tuple[list[Element], Reject | None]:
     """Elements and damage of a document; damage stands last."""
     path.write_bytes(document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document)
     items = list(read_array(path))
-    damage = items.pop() if items and isinstance(items[-1], JsonDamage) else None
+    damage = items.pop() if items and isinstance(items[-1], Reject) else None
     elements = [item for item in items if isinstance(item, Element)]
     assert len(elements) == len(items), "damage is reported once, at the end"
     assert [element.index for element in elements] == list(range(len(elements)))
-    assert damage is None or damage.index == len(elements)
+    assert damage is None or damage.position == len(elements)
     return elements, damage
 
 
@@ -88,7 +89,7 @@ def test_a_document_cut_anywhere_keeps_what_was_complete(
     for cut in range(1, len(DOCUMENT)):
         elements, damage = read(tmp_path / "file", DOCUMENT[:cut])
         assert damage is not None
-        assert damage.at_end, f"cut at {cut}: {DOCUMENT[:cut][-20:]!r} {damage.message}"
+        assert damage.reason == "truncated", f"cut at {cut}: {DOCUMENT[:cut][-20:]!r} {damage.message}"
         complete = complete_before(cut)
         assert complete <= len(elements) <= complete + 1
         assert [e.value for e in elements][:complete] == VALUES[:complete]
@@ -139,7 +140,7 @@ def test_a_fault_inside_a_document_is_no_truncation(tmp_path: Path, document: st
     assert damage is not None
     assert says in damage.message
     assert ("from its start" in damage.message) == (complete == 0)
-    assert not damage.at_end
+    assert damage.reason == "malformed"
 
 
 @pytest.mark.usefixtures("window")
@@ -176,7 +177,7 @@ def test_what_python_cannot_hold_and_does_not_end_is_damage(tmp_path: Path) -> N
     elements, damage = read(tmp_path / "file", '[{"a": 1}, ' + "[" * 5000 + '"')
     assert len(elements) == 1
     assert damage is not None
-    assert damage.at_end
+    assert damage.reason == "truncated"
 
 
 def test_what_is_handed_back_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +232,7 @@ def test_an_element_that_is_too_long_costs_itself_alone(
     assert elements[1].value == json.loads(long) or "it is longer than" in str(elements[1].problem)
     _, damage = read(tmp_path / "file", f"[1, {long[:-1]}")
     assert damage is not None
-    assert damage.at_end
+    assert damage.reason == "truncated"
 
 
 def test_nothing_is_kept_of_an_element_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

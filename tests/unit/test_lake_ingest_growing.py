@@ -257,6 +257,14 @@ def test_a_document_with_other_decisions_is_a_sibling_and_what_came_out_of_it_fo
     assert lk.sql("SELECT count(*), count(DISTINCT rollout_index) FROM episodes").row(0) == (6, 2)
 
 
+def test_an_outcome_is_replaced_by_the_document_that_comes_later_in_another_file(lk: Lake) -> None:
+    read(lk, walk("", file="result.json"))
+    counts = read(lk, walk("look", "left", file="agent/trajectory.json"))
+    assert (counts.new, counts.replaced, counts.siblings) == (1, 1, 0)
+    assert counted(read(lk, walk("", file="result.json"))) == (0, 1, 0, 0)
+    assert walks(lk) == [("look", "left")]
+
+
 def test_a_session_that_went_back_extends_what_it_abandoned(lk: Lake) -> None:
     def document() -> list[EpisodeRecord]:
         main = walk("look", "left")

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import lake
 from lake.cli import trajlake
-from lake.formats.base.canonical import mark_untrainable_steps
+from lake.formats.base.rows import mark_untrainable_steps
 from lake.read.episode_text import format_episode, read_episode
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 

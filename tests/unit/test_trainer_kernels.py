@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - a script that does nothing without it
 from torch import Tensor  # noqa: TID253
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 
 from lake.errors import UsageError
 from testkit.loss_rows import evaluate, random_rows
@@ -113,7 +114,7 @@ def test_compiled_layers_have_the_same_gradients_and_compile_once_for_all_layout
 
     counters.clear()
     plain = PackedPolicy(random_model(num_hidden_layers=3))
-    compiled = PackedPolicy(random_model(num_hidden_layers=3), kernels="compile", gradient_checkpointing=True)
+    compiled = PackedPolicy(random_model(num_hidden_layers=3), kernels="compile", gradient_checkpointing="selective")
     graphs = []
     for number, lengths in enumerate(([9, 40, 3], [30, 31], [7, 1, 80, 12])):
         batch = random_batch(lengths, number)
@@ -126,7 +127,7 @@ def test_compiled_layers_have_the_same_gradients_and_compile_once_for_all_layout
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_the_fused_head_gives_every_loss_its_gradient(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels liger and compile share the head; here without compiled layers, which would take a minute."""
-    monkeypatch.setattr("trainer.policy.model.compile_layers", lambda layers: None)
+    monkeypatch.setattr("trainer.policy.model.compile_layers", lambda layers, selective: None)
     monkeypatch.setattr("trainer.policy.model.HEAD_ELEMENTS", 200)
     rows = random_rows(6, seed=3)
     generator = torch.Generator().manual_seed(0)
@@ -216,8 +217,47 @@ def test_a_memory_plan_counts_what_autograd_keeps(tmp_path: Path) -> None:
     assert abs(plan.activations / sum(kept.values()) - 1) < 0.06
     parameters = policy.num_parameters
     assert (plan.weights, plan.gradients, plan.moments) == (6 * parameters, 4 * parameters, 8 * parameters)
-    recomputed = plan_memory(settings.model_copy(update={"gradient_checkpointing": True}), 400, trained=0)
+    recomputed, selective = (
+        plan_memory(settings.model_copy(update={"gradient_checkpointing": value}), 400, trained=0)
+        for value in (True, "selective")
+    )
     assert recomputed.activations < plan.activations / 3
+    # Of each layer and token: queries, keys, values, results, gate, up and down; attention and its sums in float32.
+    products, attention = 32 + 2 * 16 + 32 + 2 * 48 + 32, 2 * 32 + 4 * 4
+    assert selective.activations - recomputed.activations == 3 * 400 * (2 * products + attention)
+
+
+@pytest.mark.usefixtures("few_cached_graphs")
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_layers_keep_less_with_selective_recomputation(tmp_path: Path) -> None:
+    random_model().save_pretrained(tmp_path / "model")
+    settings = config(model=str(tmp_path / "model"), dtype="bfloat16", kernels="compile")
+    selective = settings.model_copy(update={"gradient_checkpointing": "selective"})
+    plain, fewer = (plan_memory(each, 400, trained=0).activations for each in (settings, selective))
+    assert fewer < 0.85 * plain
+
+
+class ProductCounter(TorchDispatchMode):
+    """Counts matrix products."""
+
+    products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.products += str(func).startswith(("aten.mm.", "aten.addmm."))
+        return func(*args, **(kwargs or {}))
+
+
+def test_selective_recomputation_repeats_no_product_and_changes_no_bit() -> None:
+    batch, counts, gradients_of = random_batch([9, 40, 3]), {}, {}
+    for recompute in (False, True, "selective"):
+        policy = PackedPolicy(random_model(), gradient_checkpointing=recompute)  # type: ignore[arg-type]
+        with ProductCounter() as counter:
+            gradients_of[recompute] = gradients(policy, batch)
+        counts[recompute] = counter.products
+    assert counts[False] == counts["selective"] < counts[True]
+    for name, oracle in gradients_of[False].items():
+        assert torch.equal(gradients_of["selective"][name], oracle)
+        assert torch.equal(gradients_of[True][name], oracle)
 
 
 def test_the_budget_is_the_largest_whose_plan_fits(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ records the version that the engine reports. A guard ends it when the loop is go
 """
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -41,6 +42,7 @@ from trainer.sync.targets import (
     read_newest_sequences,
     score_reference,
 )
+from trainer.sync.transfer import WeightTransfer, import_weight_transfer
 
 _TRIES = 3
 """Failed starts in a row after which the engine is not started again."""
@@ -52,11 +54,11 @@ class LoopEngine:
     Args:
         config: settings of the engine.
         model: folder of the model of its first start.
+        sync: how the engine gets weights, and whether it sleeps.
         say: takes a line when the engine starts, dies and comes back; called from another thread.
-        sleeps: whether the loop puts the engine to sleep.
     """
 
-    def __init__(self, config: EngineConfig, model: Path, say: Callable[[str], None], *, sleeps: bool) -> None:
+    def __init__(self, config: EngineConfig, model: Path, sync: SyncConfig, say: Callable[[str], None]) -> None:
         self.weights: PlayedWeights | None = None
         """Weights for the next start, to be set before they are pushed; None: the model of the first start."""
         self._model = model
@@ -65,13 +67,17 @@ class LoopEngine:
         self.failure: str | None = None
         """Why the engine is not started again; None while it runs or restarts."""
         self._say = say
+        options = [*config.options, *["--enable-sleep-mode"] * sync.sleep]
+        if sync.transfer != "folder":
+            options += ["--weight-transfer-config", json.dumps({"backend": sync.transfer})]
         self._options = ServeOptions(
             port=config.port,
             device=config.device,
             python=None if config.python is None else Path(config.python),
             max_len=config.max_len,
             dtype=config.dtype,
-            further=(*config.options, *(("--enable-sleep-mode",) if sleeps else ())),
+            shares_memory=sync.transfer == "ipc",
+            further=tuple(options),
         )
         self._first: Future[str] = Future()
         """URL of the first start, or its error."""
@@ -157,6 +163,8 @@ class Engines:
     def __init__(self, apis: dict[str, Api], config: SyncConfig, loop_engine: LoopEngine | None = None) -> None:
         self._apis, self._config, self._loop_engine = apis, config, loop_engine
         self._pushed: int | None = None
+        self._transfer: WeightTransfer | None = None
+        """Sends weights to the engines; None: they read a folder."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -173,8 +181,13 @@ class Engines:
         Raises:
             StoppedError: every engine failed; the run can be resumed.
         """
-        if not self._apis or self._pushed == weights.version:
+        if not self._apis:
             return
+        if self._pushed == weights.version:
+            self._command_sleepers(VllmEngine.wake_up)
+            return
+        if self._config.transfer != "folder" and self._transfer is None:
+            self._transfer = WeightTransfer(self.urls, backend.policy, self._config.transfer)
         if self._loop_engine is not None:
             self._loop_engine.weights = weights
         reference = None
@@ -196,13 +209,17 @@ class Engines:
 
     def sleep(self) -> None:
         """Let engines free their device, if `sync.sleep` is set; the next push wakes them."""
+        self._command_sleepers(VllmEngine.sleep)
 
-        async def sleep() -> None:
+    def _command_sleepers(self, call: Callable[[VllmEngine], Awaitable[None]]) -> None:
+        """Call each engine, if `sync.sleep` is set."""
+
+        async def call_engines() -> None:
             async with self._clients() as engines:
-                await _call_each(engines, VllmEngine.sleep)
+                await _call_each(engines, call)
 
         if self._config.sleep:
-            asyncio.run(sleep())
+            asyncio.run(call_engines())
 
     async def _deliver(self, weights: PlayedWeights, reference: Reference | None, say: Say) -> Push:
         async with self._clients() as engines:
@@ -212,7 +229,10 @@ class Engines:
                 if self._config.sleep:
                     await _call_each(engines, VllmEngine.wake_up)
                 fleet = SyncTargets(engines, ProbeConfig(limit=self._config.limit))
-                push = await fleet.deliver(Weights(version=weights.version, folder=weights.folder), reference)
+                if self._transfer is None:
+                    push = await fleet.deliver(Weights(version=weights.version, folder=weights.folder), reference)
+                else:
+                    push = await self._transfer.push(fleet, weights.version, reference)
                 is_taken = len(push.failed) < len(push.deliveries)
                 if is_taken or time.monotonic() > deadline or any(await _check_health(engines)):
                     return push
@@ -258,19 +278,26 @@ def run_engines(config: LoopConfig, apis: dict[str, Api], model: Path, say: Say)
     if not config.engine.serve:
         yield Engines(apis, config.sync)
         return
-    with LoopEngine(config.engine, model, say, sleeps=config.sync.sleep) as engine:
+    with LoopEngine(config.engine, model, config.sync, say) as engine:
         yield Engines({engine.url: "vllm"}, config.sync, engine)
 
 
 def find_engines(config: LoopConfig) -> dict[str, Api]:
-    """Return URL and API of the engines that a run's options name. Raises UsageError: one does not answer."""
+    """Return URL and API of the engines that a run's options name.
+
+    Raises:
+        UsageError: one does not answer or lacks what `sync` asks for, or this process lacks it.
+    """
     player = config.collect.player
+    if config.sync.transfer != "folder":
+        import_weight_transfer(config.sync.transfer)
     apis = {url: detect_api(url) if player.api == "auto" else player.api for url in player.engines}
     for url, api in apis.items():
         if api == "chat":
             raise UsageError(f"{url} is neither vLLM nor SGLang, and {NEEDS_ENGINE}")
-        if config.sync.sleep and api != "vllm":
-            raise UsageError(f"{url} is not vLLM, and `sync.sleep` is for vLLM")
+        for name, is_set in (("sleep", config.sync.sleep), ("transfer", config.sync.transfer != "folder")):
+            if is_set and api != "vllm":
+                raise UsageError(f"{url} is not vLLM, and `sync.{name}` is for vLLM")
     return apis
 
 

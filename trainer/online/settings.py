@@ -119,8 +119,11 @@ class CreditConfig(FrozenModel):
 
 
 class SyncConfig(FrozenModel):
-    """How engines get the weights, from a folder that they read."""
+    """How engines get the weights."""
 
+    transfer: Literal["folder", "nccl", "ipc"] = "folder"
+    """Way of the weights. folder: engines read a model folder. nccl: one broadcast to vLLMs on other GPUs. ipc: vLLMs
+    on the trainer's GPU read its memory. nccl and ipc need vLLM in the trainer's environment, too."""
     probe: bool = True
     """Compare the engines' log-probabilities with the trainer's after every push."""
     limit: float | None = Field(None, gt=0)
@@ -181,8 +184,10 @@ class LoopConfig(FrozenModel):
             raise ValueError("[loop.engine] starts an engine, and `player.engines` names others; leave one of them out")
         if self.collect.player.engines and self.collect.player.api == "chat":
             raise ValueError(f"`player.api` is chat, and {NEEDS_ENGINE}")
-        if self.sync.sleep and not self.has_engines:
-            raise ValueError("`sync.sleep` is for engines; give `player.engines`, or `serve = true` in [loop.engine]")
+        for name, is_set in (("sleep", self.sync.sleep), ("transfer", self.sync.transfer != "folder")):
+            if is_set and not self.has_engines:
+                source = "give `player.engines`, or `serve = true` in [loop.engine]"
+                raise ValueError(f"`sync.{name}` is for engines; {source}")
         if self.sync.sleep and self.ahead:
             raise ValueError(
                 "`sync.sleep` needs `ahead = 0`: sleeping engines collect nothing while the trainer computes"
@@ -218,6 +223,10 @@ class OnlineConfig(FrozenModel):
             raise ValueError(f"mode {self.loop.mode}: [loop.sft] is for the modes sft and sft+rl, and they need it")
         if self.trainer.validation is not None or self.trainer.mixture:
             raise ValueError("`validation` and `mixture` are for `trajlake train`; a loop has [loop.evaluation]")
+        if self.loop.sync.transfer != "folder" and self.trainer.lora is not None:
+            raise ValueError(
+                "`sync.transfer` sends whole weights, and [trainer.lora] trains adapters: set it to folder"
+            )
         self._check_siblings()
         return self
 

@@ -46,8 +46,8 @@ def choose_kernels(kernels: Kernels, device: torch.device) -> str:
     return kernels
 
 
-def compile_layers(layers: list[torch.nn.Module]) -> None:
-    """Replace the forward pass of decoder layers by a compiled one, which compiles at its first call.
+def compile_layers(layers: list[torch.nn.Module], *, selective: bool) -> None:
+    """Replace the forward pass of decoder layers by that of `compile_forward`, which compiles at its first call.
 
     Compiled kernels are cached in the user's folder for later processes, unless torch was given another folder.
     """
@@ -57,7 +57,27 @@ def compile_layers(layers: list[torch.nn.Module]) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILED_VARIANTS)
     leave_uncompiled()
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True)
+        layer.forward = compile_forward(layer.forward, selective=selective)
+
+
+def compile_forward(forward: Any, *, selective: bool, backend: str = "inductor") -> Any:
+    """Compile a layer's forward pass for any number of tokens.
+
+    By default the compiler recomputes in the backward pass what costs no time. With `selective` it keeps only products,
+    and what enters or leaves a compiled part, such as attention.
+    """
+    import torch._functorch.config as functorch_config
+
+    patch: Any = functorch_config.patch
+    compiled: Any = torch.compile(forward, dynamic=True, backend=backend)
+    reasons_to_keep = ("used_far_apart", "long_fusible_chains", "materialized_backward")
+    rules = {f"ban_recompute_{reason}": False for reason in reasons_to_keep}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with patch(rules):
+            return compiled(*args, **kwargs)
+
+    return run if selective else compiled
 
 
 def use_liger(model: Any) -> None:

@@ -14,18 +14,20 @@ Fragmentation and CUDA's context are not counted: `RESERVE` is left for them.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch  # noqa: TID253 - a script that does nothing without it
 from torch import Tensor  # noqa: TID253
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
+from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from lake.errors import UsageError
 from trainer.config import TrainConfig
 from trainer.policy.attention import use_attention
-from trainer.policy.kernels import choose_kernels
-from trainer.policy.model import HEAD_ELEMENTS, PackedPolicy, get_layers
+from trainer.policy.kernels import choose_kernels, compile_forward
+from trainer.policy.model import HEAD_ELEMENTS, PackedPolicy, get_layers, is_kept
 from trainer.policy.model_files import build_empty_model
 
 GIB = 1 << 30
@@ -130,11 +132,14 @@ def plan_memory(config: TrainConfig, tokens: int, trained: int | None = None) ->
     size = 2 if is_narrow else 4
     width = int(policy.model.get_input_embeddings().weight.shape[1])
     layers = max(1, len(get_layers(policy.model)))
-    kept = count_activations(policy, choose_kernels(config.kernels, torch.device("cuda")), tokens)
+    kernels, recompute = choose_kernels(config.kernels, torch.device("cuda")), config.gradient_checkpointing
+    kept, computed = count_activations(policy, kernels, tokens, selective=recompute == "selective")
     # What one layer keeps is also the size of the temporaries of its backward pass.
     layer = kept // layers
-    if config.gradient_checkpointing:  # each layer keeps its input; the others' activations are computed again
-        kept = layers * tokens * width * size
+    if recompute is True or (
+        recompute and kernels != "compile"
+    ):  # each layer keeps its input, and computes others again
+        kept = layers * tokens * width * size + (0 if recompute is True else computed)
     # The gradient of the head: summed in float32, then rounded.
     head = policy.vocabulary * width * (4 + size) if config.lora is None else 0
     logits = 4 * min(HEAD_ELEMENTS, trained * policy.vocabulary)
@@ -148,19 +153,40 @@ def plan_memory(config: TrainConfig, tokens: int, trained: int | None = None) ->
     )
 
 
-def count_activations(policy: PackedPolicy, kernels: str, tokens: int) -> int:
-    """Count the bytes that the layers of a policy on the meta device keep for the backward pass of one micro-batch."""
+class _OutputCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes that the operations of `is_kept` compute."""
+
+    computed = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        # `_Attention` computes empty tensors.
+        if is_kept(func) or str(func).startswith(("aten.empty_like.", "aten.new_empty.")):
+            self.computed += sum(tensor.nbytes for tensor in tree_leaves(outputs))
+        return outputs
+
+
+def count_activations(policy: PackedPolicy, kernels: str, tokens: int, *, selective: bool) -> tuple[int, int]:
+    """Count the bytes that the layers of a policy on the meta device keep for the backward pass of one micro-batch.
+
+    Also count those of products and attention, which selective recomputation keeps; 0 where layers are compiled.
+    """
     model: Any = policy.scorer.model
     disable: Any = torch.compiler.disable
     attention = disable(_skip_attention) if kernels == "compile" else _skip_attention
     with use_attention(attention):
         if kernels == "compile":
             for layer in get_layers(model):
-                layer.forward = torch.compile(layer.forward, dynamic=True, backend="aot_eager_decomp_partition")
+                backend = "aot_eager_decomp_partition"
+                layer.forward = compile_forward(layer.forward, selective=selective, backend=backend)
         ids_BT = torch.zeros(1, tokens, dtype=torch.long, device="meta")
-        with count_kept_bytes({p.untyped_storage()._cdata for p in model.parameters()}) as sizes:
+        counter = _OutputCounter()  # type: ignore[no-untyped-call]
+        with (
+            count_kept_bytes({p.untyped_storage()._cdata for p in model.parameters()}) as sizes,
+            nullcontext() if kernels == "compile" else counter,
+        ):
             model.base_model(input_ids=ids_BT, position_ids=ids_BT, attention_mask=None, use_cache=False)
-    return sum(sizes.values())
+    return sum(sizes.values()), counter.computed
 
 
 def choose_token_budget(config: TrainConfig, memory: int) -> int:

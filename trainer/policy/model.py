@@ -25,12 +25,17 @@ model in place, so that it stays the same transformers model. They start without
 import copy
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch  # noqa: TID253 - a script that does nothing without it
 from torch import Tensor  # noqa: TID253
-from torch.utils.checkpoint import checkpoint  # noqa: TID253
+from torch.utils.checkpoint import (  # noqa: TID253
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from transformers import PreTrainedModel  # noqa: TID253
 from transformers.modeling_layers import GradientCheckpointingLayer  # noqa: TID253
 
@@ -126,8 +131,10 @@ def get_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def recompute_layers(model: torch.nn.Module) -> None:
+def recompute_layers(model: torch.nn.Module, *, selective: bool) -> None:
     """Change a model so that its blocks are recomputed in the backward pass; values and gradients stay the same.
+
+    With `selective` the operations of `is_kept` are not.
 
     Raises:
         UsageError: the architecture does not mark its blocks.
@@ -137,16 +144,30 @@ def recompute_layers(model: torch.nn.Module) -> None:
         msg = f"{type(model).__name__} does not support gradient checkpointing; leave gradient_checkpointing out"
         raise UsageError(msg)
     for layer in layers:
-        layer.forward = _wrap_forward(layer.forward)
+        layer.forward = _wrap_forward(layer.forward, selective=selective)
 
 
-def _wrap_forward(forward: Any) -> Any:
+def is_kept(operation: object) -> bool:
+    """Whether selective recomputation keeps what one of torch's operations computes: products and attention."""
+    name = str(operation)
+    return name.startswith(("aten.mm.", "aten.addmm.", "aten.bmm.")) or "attention" in name or "attn" in name
+
+
+def _choose_policy(context: object, operation: object, *_: object, **__: object) -> CheckpointPolicy:
+    del context
+    return CheckpointPolicy.MUST_SAVE if is_kept(operation) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _wrap_forward(forward: Any, *, selective: bool) -> Any:
     """Return a forward function that runs again in the backward pass."""
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if selective:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _choose_policy)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return checkpoint(forward, *args, **options, **kwargs)
 
     return run
 
@@ -287,7 +308,7 @@ class PackedPolicy:
         dtype: Dtype = "float32",
         cast: bool | None = None,
         kernels: Kernels = "auto",
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | Literal["selective"] = False,
         device: str | None = None,
     ) -> None:
         target = model.device if device is None else torch.device(device)
@@ -308,10 +329,11 @@ class PackedPolicy:
         module = _copy_narrow(self.model, narrow) if self._is_cast and narrow is not None else self.model
         if self.kernels == "liger":
             use_liger(module)
+        selective = self._recompute == "selective"
         if self.kernels == "compile":
-            compile_layers(get_layers(module))
-        if self._recompute:
-            recompute_layers(module)
+            compile_layers(get_layers(module), selective=selective)
+        if self._recompute and not (selective and self.kernels == "compile"):
+            recompute_layers(module, selective=selective)
         return TokenScorer(module, None if self._is_cast else narrow, fused_head=self.kernels != "eager")
 
     def add_adapters(self, config: LoRAConfig, *, seed: int) -> None:
@@ -394,7 +416,7 @@ def load_policy(
     attention: Kind = "auto",
     dtype: Dtype = "float32",
     kernels: Kernels = "auto",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | Literal["selective"] = False,
     empty: bool = False,
 ) -> PackedPolicy:
     """Load a model with float32 weights, and check that it scores packed sequences as it scores single ones.

@@ -117,7 +117,7 @@ def explain_out_of_memory(config: TrainConfig) -> Iterator[None]:
         budget = config.micro_batch_tokens
         fitting = [tokens for tokens in BUDGETS if tokens < budget] or [budget]
         changes = [f"token_budget {fitting[0]}, or auto"]
-        if not config.gradient_checkpointing:
+        if config.gradient_checkpointing is not True:
             changes.append("gradient_checkpointing true")
         if config.lora is None:
             changes.append("adapters ([trainer.lora])")

@@ -6,7 +6,7 @@ weights.
 
 `targets.py` loads weights into all engines at once, and again into an engine that restarted without them. Its parity
 probe then compares the engine's log-probabilities with the trainer's. `folders.py` writes the model folders, or the
-LoRA adapters, that engines read. `nccl.py` sends weights from GPU to GPU.
+LoRA adapters, that engines read. `transfer.py` sends weights from GPU to GPU.
 
 This package uses the engine protocol of `pipelines.collect.engines` and imports nothing else of that layer.
 """

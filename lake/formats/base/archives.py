@@ -1,12 +1,11 @@
 """Entries of zip archives and rows of SQLite files.
 
-Zip entries may be stored, deflated, or packed with zstd (method 93). The standard library lists them, and unpacks zstd
-only from Python 3.14 on, so every entry is unpacked here from its bytes. A cut archive has lost the directory at its
-end: its entries are then located by the header in front of each.
+The standard library unpacks zstd (method 93) only from Python 3.14 on, so entries are unpacked here from their bytes. A
+cut archive has lost the directory at its end: its entries are then located by the header in front of each.
 
-SQLite files may be written by other tools while they are read. A lock lasts no longer than one row, nothing is written,
-and no file is created. A database in WAL mode that no process has open is opened as immutable, because SQLite would
-otherwise create two files next to it. It is opened again as soon as the file changes or a log appears.
+SQLite files may be written by other tools while they are read. A lock lasts no longer than one row. A database in WAL
+mode that no process has open is opened as immutable, because SQLite would otherwise create two files next to it. It is
+opened again as soon as the file changes or a log appears.
 """
 
 import re
@@ -15,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -83,13 +82,8 @@ def list_entries(path: Path) -> tuple[list[ZipEntry], str | None]:
         with zipfile.ZipFile(path) as archive:
             entries = [
                 ZipEntry(
-                    name=info.filename,
-                    method=info.compress_type,
-                    offset=info.header_offset,
-                    packed=info.compress_size,
-                    length=info.file_size,
-                    crc=info.CRC,
-                    is_encrypted=bool(info.flag_bits & _ENCRYPTED),
+                    *(info.filename, info.compress_type, info.header_offset, info.compress_size, info.file_size),
+                    *(info.CRC, bool(info.flag_bits & _ENCRYPTED)),
                 )
                 for info in archive.infolist()
             ]
@@ -134,16 +128,14 @@ def _unpack_deflate(content: bytes) -> bytes:
 def _unpack_zstd(content: bytes) -> bytes:
     import pyarrow as pa
 
-    pieces: list[bytes] = []
-    size = 0
+    unpacked = bytearray()
     try:
         with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:
-            while size <= ENTRY_LIMIT and (piece := stream.read(_PIECE)):
-                pieces.append(piece)
-                size += len(piece)
+            while len(unpacked) <= ENTRY_LIMIT and (piece := stream.read(_PIECE)):
+                unpacked += piece
     except (OSError, pa.ArrowException) as error:
         raise EntryError(f"its zstd data is damaged ({error})") from error
-    return b"".join(pieces)
+    return bytes(unpacked)
 
 
 _UNPACK: dict[int, Callable[[bytes], bytes]] = {_STORED: bytes, _DEFLATE: _unpack_deflate, _ZSTD: _unpack_zstd}
@@ -185,14 +177,11 @@ def read_table_column(file: Input, table: str, column: str) -> Iterator[tuple[in
             file.meter.done = min(file.meter.done + len(rows[0][1] or b""), stat.st_size)
     except (sqlite3.Error, OSError) as error:
         reason = "malformed"
-        try:  # a file with fewer bytes than its header says is cut
-            with file.path.open("rb") as content:
-                header = content.read(32)
+        with suppress(OSError), file.path.open("rb") as content:  # with fewer bytes than its header says it is cut
+            header = content.read(32)
             page = int.from_bytes(header[16:18], "big")
             expected_size = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
             reason = "truncated" if file.path.stat().st_size < expected_size else reason
-        except OSError:
-            pass
         message = f"the SQLite file cannot be read from row {count} on: {error}"
         yield Reject(position=count, reason=reason, message=message, raw="")
     finally:

@@ -2,18 +2,15 @@
 
 A window is cut at an element's end and decoded as a list at once. The cut is a guess: the last place that looks like
 the boundary behind the previous element (its last brackets, comma, white space, the first key of the next one). The
-guess needs no trust. Text that starts at an element and decodes as complete elements is those elements, because no
-proper prefix of a bracketed value is a value. A window that does not decode is decoded in smaller pieces. A piece that
-does not decode goes to the exact scanner. It uses the decoder of the standard library, which returns where a value
-ends and takes what it can of NaN, lone surrogates, bytes that are not UTF-8, and nesting that is too deep.
+guess needs no trust, because no proper prefix of a bracketed value is a value. A window that does not decode is decoded
+in smaller pieces. A piece that does not decode goes to the exact scanner. It uses the decoder of the standard library,
+which returns where a value ends and takes what it can of NaN, lone surrogates, bytes that are not UTF-8, and nesting
+that is too deep. The text from damage to the end of the document is one reject.
 
-Complete elements are kept even if the document is damaged further on; the text from the damage to the end is returned
-as one piece. An element in which an object has a key twice has no value, only this problem.
-
-The fast decoder silently keeps the last of two values of a key. Seeing the first would take a separate parser and half
-of the speed, so keys are counted instead: a decoded value that is encoded again has as many colons as its text, unless
-a key was lost. Only a text whose count differs is read a second time, slowly. A lost key stays hidden if the same text
-writes a colon as an escape or, in a typed record, a time zone without its colon.
+The fast decoder silently keeps the last of two values of a key. Seeing the first would take half of the speed, so keys
+are counted instead: a decoded value that is encoded again has as many colons as its text, unless a key was lost. Only a
+text whose count differs is read a second time, slowly. A lost key stays hidden if the same text writes a colon as an
+escape or, in a typed record, a time zone without its colon.
 """
 
 import codecs
@@ -29,7 +26,7 @@ import numpy as np
 
 from lake import records
 from lake.formats.base.source import Meter, Source
-from lake.records import DEPTH_KEPT, excerpt
+from lake.records import DEPTH_KEPT, Reject, excerpt
 
 # ---------------------------------------------------------------- repeated keys, NaN, nesting
 
@@ -49,12 +46,11 @@ class Rewriter:
     def __init__(self) -> None:
         encoder = msgspec.json.Encoder()
         self._encode, self._encode_into = encoder.encode, encoder.encode_into
-        self._slot: list[Any] = [None]
         self._buffer = bytearray()
-        nested = self._slot
+        self._slot: list[Any] = [None]
+        self._nested = self._slot
         for _ in range(_LEVELS):
-            nested = [nested]
-        self._nested = nested
+            self._nested = [self._nested]
 
     def compare(self, text: bytes, decoded_value: Any) -> tuple[bool, bool]:
         """Return whether a value can be stored as JSON with levels of nesting to spare, and whether it may lack a key.
@@ -115,12 +111,11 @@ def _walk_nodes(text: str | bytes) -> Iterator[tuple[str, Any]]:
 
     def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         unique = dict(pairs)
-        if len(unique) == len(pairs):
-            return unique
-        repeated = _ObjectWithRepeatedKey(unique)
-        keys = [key for key, _ in pairs]
-        repeated.key = next(key for index, key in enumerate(keys) if key in keys[:index])
-        return repeated
+        if len(unique) < len(pairs):
+            unique = repeated = _ObjectWithRepeatedKey(unique)
+            keys = [key for key, _ in pairs]
+            repeated.key = next(key for index, key in enumerate(keys) if key in keys[:index])
+        return unique
 
     try:
         root = json.loads(text, object_pairs_hook=build_object, parse_constant=_Constant)
@@ -186,10 +181,8 @@ class Scanner:
 
     def expect(self, char: str) -> None:
         """Step over a character; an empty `char` expects the end of the file."""
-        peeked = self.peek()
-        if peeked != char:
-            expected = repr(char) if char else "the end"
-            message = f"expected {expected}, found {peeked or 'the end'!r}"
+        if (peeked := self.peek()) != char:
+            message = f"expected {repr(char) if char else 'the end'}, found {peeked or 'the end'!r}"
             raise json.JSONDecodeError(message, self._text, self._position)
         self._position += len(char)
 
@@ -351,32 +344,22 @@ class ObjectMember(msgspec.Struct):
     value: Any
 
 
-class JsonDamage(msgspec.Struct):
-    """The point from which the document does not parse."""
-
-    index: int
-    """Index of the first element that could not be read."""
-    message: str
-    raw: str
-    """The unread text, at most 16 MB of it."""
-    at_end: bool
-    """Whether the document ends too early (as opposed to a fault inside it)."""
+def _reject(index: int, message: str, raw: str, *, at_end: bool) -> Reject:
+    """Return the reject of the unread text; `at_end` says whether the document ends too early."""
+    return Reject(position=index, reason="truncated" if at_end else "malformed", message=message, raw=raw)
 
 
-def read_array(path: Path, meter: Meter | None = None) -> Iterator[Element | JsonDamage]:
-    """Read the elements of a JSON array; a damaged document ends with its damage."""
+def read_array(path: Path, meter: Meter | None = None) -> Iterator[Element | Reject]:
+    """Read the elements of a JSON array; a damaged document ends with a reject."""
     with Source(path) as file:
         yield from _ArrayReader(_ByteWindow(file), meter or Meter()).read()
 
 
-def read_members(
-    path: Path, names: Collection[str], meter: Meter | None = None
-) -> Iterator[ObjectMember | Element | JsonDamage]:
+def read_members(path: Path, names: Collection[str], meter: Meter) -> Iterator[ObjectMember | Element | Reject]:
     """Read the members of a JSON object in order, and the elements of the arrays in `names`, each array from index 0.
 
-    A damaged document ends with its damage. An array with another name is one value and must fit into memory.
+    A damaged document ends with a reject. An array with another name is one value and must fit into memory.
     """
-    meter = meter or Meter()
     with Source(path) as file:
         window = _ByteWindow(file)
         is_first = True
@@ -390,7 +373,7 @@ def read_members(
                     scanner.expect("")
                     meter.done = window.passed_bytes + window.position + scanner.consumed
                     if file.fault:
-                        yield JsonDamage(0, file.fault, "", file.is_cut)
+                        yield _reject(0, file.fault, "", at_end=file.is_cut)
                     return
                 if not is_first:
                     scanner.expect(",")
@@ -402,12 +385,12 @@ def read_members(
             except json.JSONDecodeError as error:
                 at_end = file.is_cut if file.fault else scanner.is_cut_by_end(error)
                 message = file.fault or f"the document does not parse: {error.msg}"
-                yield JsonDamage(0, message, scanner.read_rest(), at_end)
+                yield _reject(0, message, scanner.read_rest(), at_end=at_end)
                 return
             except TooLongError as error:
                 raw, has_end = window.skip(scanner.consumed)
                 message = f"a member of the document is left out: {error}"
-                yield JsonDamage(0, message if has_end else file.fault or message, raw, not has_end)
+                yield _reject(0, message if has_end else file.fault or message, raw, at_end=not has_end)
                 if has_end:
                     continue
                 return
@@ -520,10 +503,10 @@ class _ArrayReader:
         self._pause = 0
         """Elements to scan before the next search, twice as many after every miss."""
 
-    def read(self) -> Iterator[Element | JsonDamage]:
-        """Read the elements, then the damage if the array is damaged."""
+    def read(self) -> Iterator[Element | Reject]:
+        """Read the elements, then a reject if the array is damaged."""
         while not self._is_closed:
-            elements: list[Element | JsonDamage] = []
+            elements: list[Element | Reject] = []
             if self._pause:  # a search may read through the window, so it is not repeated after every failure
                 self._pause -= 1
             else:
@@ -534,7 +517,7 @@ class _ArrayReader:
             self._meter.done = self._window.passed_bytes + self._window.position
             yield from elements
 
-    def _decode_batch(self) -> list[Element | JsonDamage]:
+    def _decode_batch(self) -> list[Element | Reject]:
         """Decode the elements of a part of the window; empty if it does not decode."""
         start = self._find_start()
         end = None if start is None else self._find_end(start)
@@ -589,7 +572,7 @@ class _ArrayReader:
         stripped = window.content.rstrip(_SPACE)
         return len(stripped[:-1].rstrip(_SPACE)) - window.position if stripped.endswith(b"]") else None
 
-    def _scan_next(self) -> list[Element | JsonDamage]:
+    def _scan_next(self) -> list[Element | Reject]:
         """Read one element with the exact scanner, or the end of the document, or its damage."""
         window, index = self._window, self._index
         scanner = Scanner(window.make_take(), min(CHUNK, _CHUNK))
@@ -605,7 +588,7 @@ class _ArrayReader:
                 scanner.expect("")
                 window.position += scanner.consumed
                 fault = window.file.fault
-                return [JsonDamage(index, fault, "", window.file.is_cut)] if fault else []
+                return [_reject(index, fault, "", at_end=window.file.is_cut)] if fault else []
             if index:
                 scanner.expect(",")
             decoded_value, text, problem = scanner.read_element()
@@ -614,14 +597,13 @@ class _ArrayReader:
             where = f"after element {index - 1}" if index else "from its start"
             at_end, fault = scanner.is_cut_by_end(error), window.file.fault
             message = fault or f"the document does not parse {where}: {error.msg}"
-            return [JsonDamage(index, message, scanner.read_rest(), window.file.is_cut if fault else at_end)]
+            return [_reject(index, message, scanner.read_rest(), at_end=window.file.is_cut if fault else at_end)]
         except TooLongError as error:
             raw, has_end = window.skip(scanner.consumed)
             if not has_end:
                 self._is_closed = self.is_damaged = True
                 fault = window.file.fault
-                at_end = window.file.is_cut if fault else True
-                return [JsonDamage(index, fault or f"{error}; it has no end", raw, at_end)]
+                return [_reject(index, fault or f"{error}; it has no end", raw, at_end=window.file.is_cut or not fault)]
             element = Element(index, None, str(error), source=raw)
         else:
             window.position += scanner.consumed

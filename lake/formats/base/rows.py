@@ -10,21 +10,21 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
+from msgspec import UNSET
 
 from lake import ids
 from lake.errors import FormatError, LakeAccessError
-from lake.formats.base.canonical import canonicalise, mark_untrainable_steps
 from lake.formats.base.format import Item, read_head, read_head_or_other
 from lake.formats.base.json_array import (
     Element,
-    JsonDamage,
     ObjectMember,
     Rewriter,
     find_not_a_number,
@@ -33,7 +33,16 @@ from lake.formats.base.json_array import (
     read_members,
 )
 from lake.formats.base.source import LINE_LIMIT, Input, Note, Source, is_cut_line, read_lines, reject_line
-from lake.records import EpisodeRecord, Reject, StepRecord, check, excerpt, fill_sampling, format_record, identify
+from lake.records import (
+    EpisodeRecord,
+    Reject,
+    StepRecord,
+    check,
+    excerpt,
+    fill_sampling,
+    format_record,
+    make_episode_id,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +64,11 @@ _NOT_PYTHON = (ValueError, OverflowError, LookupError, TypeError)
 """Errors of an Arrow value that Python does not have; errors of Arrow are of these classes too."""
 SHAPE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, TypeError, LookupError, AttributeError, OverflowError)
 """Errors that reading a value of the wrong shape raises."""
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+_REASON = "not_trainable"
+"""Key of `steps.extra` for the reason."""
+_TEXTS = frozenset(("text", "input_text", "output_text", "summary_text", "refusal", "thinking", "reasoning"))
+"""Types of parts for which engines have tokens."""
 
 
 class UnsupportedError(ValueError):
@@ -138,7 +152,7 @@ def _complete_record(record: EpisodeRecord, name: str, *, is_plain: bool) -> str
     fill_sampling(record)
     problem = check(record, is_plain=is_plain)
     if problem is None:
-        canonicalise(record)
+        _canonicalise(record)
     return problem
 
 
@@ -153,7 +167,7 @@ def explain_error(error: Exception) -> str:
 
 def make_episode_text_id(record: EpisodeRecord, file: Input) -> str:
     """Return the id that a record will get, in the form of `parent_episode_id` and `root_episode_id`."""
-    return ids.to_text(identify(record, record.run_id or file.run_id).episode_id)
+    return ids.to_text(make_episode_id(record, record.run_id or file.run_id))
 
 
 def omit_fields(source: dict[str, Any], *mapped_keys: str) -> dict[str, Any] | None:
@@ -165,6 +179,69 @@ def drop_empty(source: Mapping[str, Any], *mapped_keys: str) -> dict[str, Any]:
     """Return the fields that are neither in `mapped_keys` nor null nor empty, of an object that has all defaults."""
     fields = ((key, field) for key, field in source.items() if key not in mapped_keys)
     return {key: field for key, field in fields if field is not None and field not in ("", [], {})}
+
+
+# ---------------------------------------------------------------- the canonical form of records
+
+
+def _canonicalise(record: EpisodeRecord) -> None:
+    """Bring a checked record into the form in which a lake returns it.
+
+    A lake does not store whether a default was written out, the zone of a time, the digits of a log-probability beyond
+    float32, or the order of spans. All of these are in the content hash of a record. So an exported episode is
+    recognised where it came from.
+    """
+    record.started_at, record.ended_at = _to_utc(record.started_at), _to_utc(record.ended_at)
+    for index, step in enumerate(record.steps):
+        step.started_at = _to_utc(step.started_at)
+        if (tokens := step.tokens) is not None:
+            if tokens.prefix_step_index == (index - 1 if index else None):
+                tokens.prefix_step_index = UNSET
+            if tokens.action_mask is not None and all(tokens.action_mask):
+                tokens.action_mask = None
+            if tokens.action_logprobs:
+                # The shortest number that is the same in float32.
+                tokens.action_logprobs = [float(str(lp)) for lp in np.asarray(tokens.action_logprobs, np.float32)]
+    for span in record.spans:
+        span.started_at, span.ended_at = _to_utc(span.started_at), _to_utc(span.ended_at)
+    record.spans.sort(key=lambda span: (span.started_at or _EARLIEST, span.trace_id, span.span_id))
+
+
+def _to_utc(moment: datetime | None) -> datetime | None:
+    if moment is None or moment.tzinfo is UTC:
+        return moment
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def mark_untrainable_steps(record: EpisodeRecord) -> list[StepRecord]:
+    """Return the steps of a record; those whose tokens do not determine the prompt are marked as not trainable.
+
+    For an image or a sound, the engine's token ids are placeholders: every image of a size has the same ids. This holds
+    from such a message on: a later prompt may no longer contain it (it was cut, or agents take turns), but the tokens
+    cannot show that. Steps without tokens stay unchanged: rendering reads their messages, and refuses other parts.
+    """
+    if all(step.tokens is None for step in record.steps):
+        return record.steps
+    steps, kinds = [], list_non_text_parts(record.initial_messages or ())
+    for step in record.steps:
+        kinds = kinds or list_non_text_parts([*step.context, {"content": (step.extra or {}).get("content")}])
+        if kinds and step.tokens is not None and step.trainable:
+            reason = f"a message holds a part of type {kinds[0]!r}, for which its tokens are placeholders"
+            steps.append(msgspec.structs.replace(step, trainable=False, extra={_REASON: reason} | (step.extra or {})))
+        else:
+            steps.append(step)
+    return steps
+
+
+def list_non_text_parts(messages: Iterable[Any]) -> list[str]:
+    """Return the types of message parts that are not text: `image_url`, `input_audio`."""
+    return [
+        kind
+        for message in messages
+        if isinstance(message, dict) and isinstance(content := message.get("content"), list)
+        for part in content
+        if isinstance(part, dict) and (kind := str(part.get("type", "text"))) not in _TEXTS
+    ]
 
 
 # ---------------------------------------------------------------- values of a file
@@ -194,20 +271,12 @@ def read_values(file: Input, *, by_line: bool = False) -> Iterator[Element | Rej
 
 def read_array_values(file: Input) -> Iterator[Element | Reject]:
     """Read the elements of a JSON array, with indices from 0."""
-    return map(_reject_damage, read_array(file.path, file.meter))
+    return read_array(file.path, file.meter)
 
 
 def read_object_members(file: Input, *names: str) -> Iterator[ObjectMember | Element | Reject]:
     """Read the members of a document that is an object, in order, and the arrays `names` element by element."""
-    for item in read_members(file.path, names, file.meter):
-        yield item if isinstance(item, ObjectMember) else _reject_damage(item)
-
-
-def _reject_damage(item: Element | JsonDamage) -> Element | Reject:
-    if isinstance(item, Element):
-        return item
-    reason = "truncated" if item.at_end else "malformed"
-    return Reject(position=item.index, reason=reason, message=item.message, raw=item.raw)
+    return read_members(file.path, names, file.meter)
 
 
 def read_line_values(file: Input, *, constants: bool = False) -> Iterator[Element | Reject]:

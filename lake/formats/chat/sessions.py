@@ -254,7 +254,7 @@ def set_chat_fields(record: EpisodeRecord, chat: ChatDecisions) -> None:
     if chat.steps and all(message["role"] in INSTRUCTIONS for message in chat.initial_messages):
         # The file does not contain the question.
         chat.steps[0].state = chat.steps[0].state_is_error = None
-    for name, total in _sum_usage(record).items():
+    for name, total in sum_usage(record.steps).items():
         if getattr(record, name) is None:
             setattr(record, name, total)
     new_steps = [step for step in chat.steps if not step.is_copied_context]
@@ -263,9 +263,9 @@ def set_chat_fields(record: EpisodeRecord, chat: ChatDecisions) -> None:
         record.policy = models.most_common(1)[0][0]
 
 
-def _sum_usage(record: EpisodeRecord) -> dict[str, Any]:
+def sum_usage(steps: Iterable[StepRecord]) -> dict[str, Any]:
     """Return the tokens and the cost of the steps that are not copied; None where one of them is unknown."""
-    new_steps = [step for step in record.steps if not step.is_copied_context]
+    new_steps = [step for step in steps if not step.is_copied_context]
     numbers = {name: [getattr(step, name) for step in new_steps] for name in _USAGE}
     return {name: None if None in column or not column else sum(column) for name, column in numbers.items()}
 
@@ -321,10 +321,10 @@ def mark_copied_steps(record: EpisodeRecord, indices: Collection[int]) -> None:
     """Mark steps as copied context, and take their tokens and cost out of the sums of the record."""
     if not indices:
         return
-    before = _sum_usage(record)
+    before = sum_usage(record.steps)
     for index in indices:
         record.steps[index].is_copied_context, record.steps[index].trainable = True, False
-    for name, total in _sum_usage(record).items():
+    for name, total in sum_usage(record.steps).items():
         if getattr(record, name) == before[name]:  # else it is the source's own
             setattr(record, name, total)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import as_object, as_text, parse_finite, parse_time
+from lake.formats.base.fields import as_object, as_text, parse_finite
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.completions import Lineage
 from lake.formats.chat.data_sets import normalise_messages
@@ -21,6 +21,7 @@ from lake.formats.tracing.payloads import (
     decode_payload,
     is_empty,
     is_message,
+    omit_empty,
     parse_answers,
     parse_numeric,
     parse_prompt,
@@ -112,8 +113,8 @@ def build_span(fields: dict[str, Any], attributes: dict[str, Any]) -> Span:
         parent=as_text(fields.get("parent")),
         name=as_text(fields.get("name")) or kind,
         kind=kind,
-        start=to_nanoseconds(parse_time(fields.get("start"))),
-        end=to_nanoseconds(parse_time(fields.get("end"))),
+        start=to_nanoseconds(fields.get("start")),
+        end=to_nanoseconds(fields.get("end")),
         error=to_text(error) if error else None,
         attributes=attributes,
         agent=as_text(fields.get("agent")),
@@ -139,13 +140,9 @@ def build_span(fields: dict[str, Any], attributes: dict[str, Any]) -> Span:
 
 def make_score(fields: dict[str, Any]) -> Score:
     """Make a score of `name`, `value`, `reason` and further fields."""
-    metrics = {key: field for key, field in fields.items() if key not in ("name", "value", "reason")}
-    return Score(
-        scorer=str(fields.get("name") or "score"),
-        value=fields.get("value"),
-        reason=fields.get("reason"),
-        metrics={key: metric for key, metric in metrics.items() if not is_empty(key, metric)},
-    )
+    metrics = omit_empty(fields, ("name", "value", "reason"))
+    scorer = str(fields.get("name") or "score")
+    return Score(scorer=scorer, value=fields.get("value"), reason=fields.get("reason"), metrics=metrics)
 
 
 def _build_call(fields: dict[str, Any]) -> ModelCall:

@@ -11,14 +11,10 @@ GenAI conventions, old and new, and their predecessors:
                  gen_ai.prompt.N.{role,content,tool_calls.M.*}, gen_ai.completion.N.{...}          (until about 2025)
                  gen_ai.prompt, gen_ai.completion as JSON text, also on events gen_ai.content.*
                  events gen_ai.{system,user,assistant,tool}.message and gen_ai.choice: span events, log records, or
-                 JSON text in the attribute `events`
-                 request_data, response_data of logfire
-                 llm.prompts.N.*, llm.completions.N.* (2023); gcp.vertex.agent.llm_request, .llm_response of ADK;
-                 mlflow.spanInputs, mlflow.spanOutputs, with mlflow.spanType
+                 JSON text in the attribute `events`; and the pairs of attributes in `_PAIRS`
     settings     gen_ai.request.*; tools: gen_ai.tool.definitions, llm.request.functions.N.*, model_request_parameters
     outcome      gen_ai.response.{model,id,finish_reasons}, gen_ai.usage.*, operation.cost
-    tools        gen_ai.tool.{name,call.id,call.arguments,call.result}; before: tool_arguments, tool_response,
-                 traceloop.entity.{name,input,output}; gcp.vertex.agent.{tool_call_args,tool_response}
+    tools        gen_ai.tool.{name,call.id,call.arguments,call.result}; before: the pairs of `_TOOL_KEYS`
     judgement    event gen_ai.evaluation.result {gen_ai.evaluation.{name,score.value,score.label,explanation}}
 
 OpenInference (Arize Phoenix). Attributes may be nested already, as Phoenix exports them. The prompt in input.value is
@@ -26,8 +22,7 @@ dropped if the numbered messages contain it; output.value is the raw response an
 
 .. code-block:: text
 
-    openinference.span.kind   LLM is a call (for any kind of the OpenTelemetry span), AGENT an agent, TOOL a tool;
-                              CHAIN, RETRIEVER, RERANKER, EMBEDDING, GUARDRAIL, EVALUATOR, PROMPT are around them
+    openinference.span.kind   LLM is a call (for any kind of the OpenTelemetry span), AGENT an agent, TOOL a tool
     call      llm.input_messages.<i>.message.{role,content,contents,name,tool_call_id,tool_calls.<j>.tool_call.{id,
               function.{name,arguments}}}, llm.output_messages.<i>..., else input.value and output.value;
               llm.prompts.<i>, llm.choices.<i>; llm.tools.<i>.tool.json_schema, llm.invocation_parameters,
@@ -37,15 +32,8 @@ dropped if the numbered messages contain it; output.value is the raw response an
     judgement annotations.<i>.annotation.{name,label,score,explanation,annotator_kind,...} of the span,
               trace.annotations of the trace, session.annotations of the session
 
-Vercel AI SDK:
-
-.. code-block:: text
-
-    ai.operationId          ai.generateText.doGenerate, ai.streamText.doStream, ...: calls; ai.toolCall: a tool; others
-                            are around them
-    call                    ai.prompt.messages, ai.prompt.tools, ai.response.{text,toolCalls,reasoning,finishReason,id,
-                            model}, ai.usage.*, ai.model.{id,provider}, ai.settings.*, and gen_ai.* in addition
-    tool                    ai.toolCall.{name,id,args,result}
+Vercel AI SDK: ai.operationId ends with .doGenerate or .doStream for a call: ai.prompt.{messages,tools},
+ai.response.{text,toolCalls,reasoning,...}, ai.usage.*, ai.model.*, and gen_ai.* in addition; ai.toolCall.* is a tool.
 
 Sources: semantic-conventions-genai, and spans of the instrumentations that tests/golden/formats/make_otlp.py names; the
 semantic conventions of OpenInference, and spans of openinference-instrumentation-openai and -langchain; the AI SDK's
@@ -54,7 +42,7 @@ page on telemetry (no file of it was read).
 
 from typing import Any
 
-from lake.formats.base.fields import parse_number
+from lake.formats.base.fields import as_object, parse_number
 from lake.formats.chat.messages import Message
 from lake.formats.tracing.episodes import GENAI_CAPTURE, ModelCall, Score, Span, Tool
 from lake.formats.tracing.payloads import (
@@ -63,6 +51,7 @@ from lake.formats.tracing.payloads import (
     get_first,
     get_text,
     join_messages,
+    list_objects,
     parse_answers,
     parse_instructions,
     parse_numeric,
@@ -93,10 +82,8 @@ SpanEvent = dict[str, Any]
 
 def find_capture_setting(attributes: dict[str, Any]) -> str:
     """Return the setting that makes the tracer of a span with these attributes record content."""
-    pairs = _CAPTURE_SETTINGS.items()
-    return next(
-        (setting for start, setting in pairs if any(key.startswith(start) for key in attributes)), GENAI_CAPTURE
-    )
+    starts = (start for start in _CAPTURE_SETTINGS if any(key.startswith(start) for key in attributes))
+    return _CAPTURE_SETTINGS.get(next(starts, ""), GENAI_CAPTURE)
 
 
 # ---------------------------------------------------------------- GenAI: messages
@@ -112,7 +99,7 @@ _PAIRS = (
     ("mlflow.spanInputs", "mlflow.spanOutputs"),
 )
 _HEADS = ("gen_ai.input.messages", "gen_ai.output.messages", *(key for pair in _PAIRS for key in pair))
-_PART_KEYS = frozenset(("text", "toolUse", "toolResult", "reasoningContent", "image"))
+_PART_KEYS = frozenset(("type", "text", "toolUse", "toolResult", "reasoningContent", "image"))
 
 
 def has_messages(attributes: dict[str, Any]) -> bool:
@@ -161,9 +148,7 @@ def _pop_numbered_messages(attributes: dict[str, Any], prefix: str, role: str) -
 def _decode_parts(content: str) -> Any:
     """Return the parts of a message in JSON text; text that only looks like JSON stays text."""
     decoded = decode_payload(content) if content.startswith("[{") else content
-    is_parts = isinstance(decoded, list) and all(
-        isinstance(p, dict) and ("type" in p or p.keys() & _PART_KEYS) for p in decoded
-    )
+    is_parts = isinstance(decoded, list) and all(as_object(part).keys() & _PART_KEYS for part in decoded)
     return decoded if is_parts else content
 
 
@@ -202,7 +187,7 @@ def _as_content(body: Any) -> dict[str, Any]:
 
 _CALLS = frozenset(("chat", "generate_content", "text_completion", "completion", "message", "responses"))
 _OPERATIONS = {"invoke_agent": "agent", "execute_tool": "tool"}
-_MIRRORS = ("pydantic_ai.all_messages", "all_messages_events")
+MIRRORS = ("pydantic_ai.all_messages", "all_messages_events")
 """Attributes of an agent's span that repeat the messages of its calls, like those that the conventions put there."""
 _AGENT_MIRRORS = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions")
 _OLDER_NAMES = (
@@ -214,28 +199,18 @@ _OLDER_NAMES = (
 """Attributes that instrumentations in transition write under both names."""
 _PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.usage.prompt_tokens")
 _COMPLETION_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.usage.completion_tokens")
-_ARGUMENTS = (
-    "gen_ai.tool.call.arguments",
-    "tool_arguments",
-    "traceloop.entity.input",
-    "gcp.vertex.agent.tool_call_args",
-    "mlflow.spanInputs",
-    "input.value",
+_TOOL_KEYS = (
+    ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
+    ("tool_arguments", "tool_response"),
+    ("traceloop.entity.input", "traceloop.entity.output"),
+    ("gcp.vertex.agent.tool_call_args", "gcp.vertex.agent.tool_response"),
+    ("mlflow.spanInputs", "mlflow.spanOutputs"),
+    ("input.value", "output.value"),
 )
-_RESULTS = (
-    "gen_ai.tool.call.result",
-    "tool_response",
-    "traceloop.entity.output",
-    "gcp.vertex.agent.tool_response",
-    "mlflow.spanOutputs",
-    "output.value",
-)
-_MLFLOW_KINDS = {"CHAT_MODEL": "llm", "LLM": "llm", "TOOL": "tool", "AGENT": "agent"}
+"""Attributes of a tool's arguments and result."""
 _COSTS = ("operation.cost", "gen_ai.usage.cost")
 _COUNTED = frozenset((*_PROMPT_TOKENS, *_COMPLETION_TOKENS, *_COSTS))
 _GENAI_NO_SETTINGS = frozenset(("model", "stream", "is_stream", "choice.count"))
-_EVALUATION = "gen_ai.evaluation."
-_EVALUATION_KEYS = ("name", "score.value", "explanation", "error.type")
 
 
 def fill_genai_span(span: Span, events: list[SpanEvent]) -> bool:
@@ -255,7 +230,7 @@ def fill_genai_span(span: Span, events: list[SpanEvent]) -> bool:
     elif kind == "agent":
         entity = get_text(span.attributes, "traceloop.entity.name")
         span.agent = span.agent or entity or span.name.removeprefix("invoke_agent ")
-    for key in _MIRRORS if kind != "agent" else (*_MIRRORS, *_AGENT_MIRRORS):
+    for key in MIRRORS if kind != "agent" else (*MIRRORS, *_AGENT_MIRRORS):
         span.attributes.pop(key, None)
     for key, older in _OLDER_NAMES:
         if older in span.attributes and span.attributes.get(key) == span.attributes[older]:
@@ -273,7 +248,7 @@ def get_genai_kind(attributes: dict[str, Any]) -> str | None:
     if entity in ("agent", "tool") or "gen_ai.tool.name" in attributes:
         return "agent" if entity == "agent" else "tool"
     if (mlflow_type := get_text(attributes, "mlflow.spanType")) is not None:
-        return _MLFLOW_KINDS.get(mlflow_type.strip('"'), mlflow_type.strip('"').lower())
+        return "llm" if (kind := mlflow_type.strip('"')) == "CHAT_MODEL" else kind.lower()
     has_model = any(key in attributes for key in ("gen_ai.request.model", "gen_ai.system", "request_data"))
     if has_model and has_messages(attributes):
         return "llm"
@@ -317,35 +292,34 @@ def pop_genai_tools(attributes: dict[str, Any]) -> list[Any]:
     tools = decode_payload(attributes.pop("gen_ai.tool.definitions", None))
     settings = decode_payload(attributes.get("model_request_parameters"))
     if isinstance(settings, dict):
-        tool_keys = ("function_tools", "output_tools")
-        if not isinstance(tools, list):
-            tools = [tool for key in tool_keys for tool in settings.get(key) or ()]
-        other_settings = {key: setting for key, setting in settings.items() if key not in tool_keys}
-        attributes["model_request_parameters"] = other_settings
+        settings = attributes["model_request_parameters"] = dict(settings)
+        listed = [tool for key in ("function_tools", "output_tools") for tool in settings.pop(key, None) or ()]
+        tools = tools if isinstance(tools, list) else listed
     if isinstance(tools, list):
         return [decode_payload(tool) for tool in tools]
-    functions = [
-        function for function in pop_indexed(attributes, "llm.request.functions") if isinstance(function, dict)
-    ]
+    functions = list_objects(pop_indexed(attributes, "llm.request.functions"))
     return [{key: decode_payload(field) for key, field in function.items()} for function in functions]
 
 
 def build_genai_tool(span: Span) -> Tool:
     """Build the execution of a tool that a span describes."""
     attributes = span.attributes
-    arguments = get_first(attributes, *_ARGUMENTS)
-    decoded = decode_payload(arguments)
-    if isinstance(decoded, dict) and isinstance(decoded.get("inputs"), dict):
-        arguments = decoded["inputs"]
-    output = get_first(attributes, *_RESULTS)
-    content, call_id, is_error = parse_result(decode_payload(output))
+    arguments, output = (get_first(attributes, *keys) for keys in zip(*_TOOL_KEYS, strict=True))
+    inputs = as_object(decode_payload(arguments)).get("inputs")
     name = get_text(attributes, "gen_ai.tool.name", "tool.name", "traceloop.entity.name")
+    call_id = get_text(attributes, "gen_ai.tool.call.id", "tool_call.id", "ai.toolCall.id")
+    return _build_tool(span, name, call_id, inputs if isinstance(inputs, dict) else arguments, output)
+
+
+def _build_tool(span: Span, name: str | None, call_id: str | None, arguments: Any, output: Any) -> Tool:
+    """Build the execution of a tool; its output may name the call and say that it is an error."""
+    content, answered_id, is_error = parse_result(decode_payload(output))
     return Tool(
         name=name or span.name,
         is_named=name is not None,
-        call_id=get_text(attributes, "gen_ai.tool.call.id", "tool_call.id", "ai.toolCall.id") or call_id,
+        call_id=call_id or answered_id,
         arguments=arguments,
-        result=span.error if output is None else to_text(output) if call_id is None else content,
+        result=span.error if output is None else to_text(output) if answered_id is None else content,
         is_error=True if span.error else is_error,
     )
 
@@ -354,22 +328,17 @@ def build_evaluations(events: list[SpanEvent]) -> list[Score]:
     """Build the judgements among events."""
     scores = []
     for event in events:
-        fields = {k.removeprefix(_EVALUATION): v for k, v in event["attributes"].items()}
-        if event["name"] == "gen_ai.evaluation.result" and isinstance(fields.get("name"), str):
-            score = Score(
-                scorer=fields["name"],
-                value=parse_numeric(fields.get("score.value")),
-                reason=fields.get("explanation"),
-                error=fields.get("error.type"),
-                metrics={key: field for key, field in fields.items() if key not in _EVALUATION_KEYS},
-            )
-            scores.append(score)
+        fields = {k.removeprefix("gen_ai.evaluation."): v for k, v in event["attributes"].items()}
+        if event["name"] == "gen_ai.evaluation.result" and isinstance(name := fields.pop("name", None), str):
+            number, reason = parse_numeric(fields.pop("score.value", None)), fields.pop("explanation", None)
+            error = fields.pop("error.type", None)
+            scores.append(Score(scorer=name, value=number, reason=reason, error=error, metrics=fields))
     return scores
 
 
 # ---------------------------------------------------------------- OpenInference
 
-_KINDS = {"LLM": "llm", "AGENT": "agent", "TOOL": "tool"}
+_ARGUMENTS = ("input.value", "tool.parameters")
 _OPENINFERENCE_NO_SETTINGS = frozenset(("model", "model_name", "tools", "messages", "input", "stream", "_type"))
 
 
@@ -383,21 +352,16 @@ def fill_openinference_span(span: Span) -> bool:
     span.scores += _pop_annotations(attributes, "annotations", {})
     if kind is None or (kind.upper() == "UNKNOWN" and "llm.model_name" not in attributes):
         return False
-    span.kind = _KINDS.get(kind.upper(), kind.lower())
+    span.kind = kind.lower()
     span.agent = get_text(attributes, "agent.name")
     if span.kind == "llm":
         span.call = build_openinference_call(attributes)
     elif span.kind == "tool":
-        output = attributes.get("output.value")
-        content, call_id, is_error = parse_result(decode_payload(output))
-        span.tool = Tool(
-            name=get_text(attributes, "tool.name") or span.name,
-            is_named="tool.name" in attributes,
-            call_id=get_text(attributes, "tool_call.id", "tool.id") or call_id,
-            arguments=get_first(attributes, "input.value", "tool.parameters"),
-            result=span.error if output is None else to_text(output) if call_id is None else content,
-            is_error=True if span.error else is_error,
+        call_id, arguments = get_text(attributes, "tool_call.id", "tool.id"), get_first(attributes, *_ARGUMENTS)
+        span.tool = _build_tool(
+            span, get_text(attributes, "tool.name"), call_id, arguments, attributes.get("output.value")
         )
+        span.tool.is_named = "tool.name" in attributes
     elif span.kind == "agent":
         span.agent = span.agent or get_text(attributes, "graph.node.id") or span.name.removeprefix("invoke_agent ")
     return True
@@ -412,19 +376,17 @@ def pop_trace_scores(attributes: dict[str, Any]) -> list[Score]:
 def build_openinference_call(attributes: dict[str, Any]) -> ModelCall:
     """Build the call that attributes describe; its messages are removed from them."""
     prompt, answers = _pop_prompt(attributes), _pop_answers(attributes)
-    settings = decode_payload(attributes.get("llm.invocation_parameters"))
-    settings = settings if isinstance(settings, dict) else {}
+    settings = as_object(decode_payload(attributes.get("llm.invocation_parameters")))
     prefix = "llm.token_count."
     usage = {k.removeprefix(prefix): to_count(v) for k, v in attributes.items() if k.startswith(prefix)}
     template = {k.rpartition(".")[2]: v for k, v in attributes.items() if k.startswith("llm.prompt_template.")}
-    response = decode_payload(attributes.get("output.value"))
     tools = []
     for entry in pop_indexed(attributes, "llm.tools"):
         tool = _unwrap(entry, "tool")
-        schema = decode_payload(tool.get("json_schema")) if isinstance(tool, dict) else None
+        schema = decode_payload(as_object(tool).get("json_schema"))
         tools.append(tool if schema is None else schema)
     extra = {
-        "response_id": get_text(response, "id") if isinstance(response, dict) else None,
+        "response_id": get_text(as_object(decode_payload(attributes.get("output.value"))), "id"),
         "provider": get_text(attributes, "llm.provider", "llm.system"),
         "usage": {k: v for k, v in usage.items() if k not in ("prompt", "completion", "total") and v is not None},
         "prompt_template": template,
@@ -495,12 +457,10 @@ def _unwrap(entry: Any, key: str) -> Any:
 def _pop_annotations(attributes: dict[str, Any], prefix: str, metrics: dict[str, Any]) -> list[Score]:
     scores = []
     for entry in pop_indexed(attributes, prefix):
-        fields = _unwrap(entry, "annotation")
-        if isinstance(fields, dict) and isinstance(fields.get("name"), str):
-            mapped_keys = ("name", "score", "explanation")
-            all_metrics = metrics | {key: field for key, field in fields.items() if key not in mapped_keys}
-            number, reason = parse_numeric(fields.get("score")), fields.get("explanation")
-            scores.append(Score(scorer=fields["name"], value=number, reason=reason, metrics=all_metrics))
+        fields = dict(as_object(_unwrap(entry, "annotation")))
+        if isinstance(name := fields.pop("name", None), str):
+            number, reason = parse_numeric(fields.pop("score", None)), fields.pop("explanation", None)
+            scores.append(Score(scorer=name, value=number, reason=reason, metrics=metrics | fields))
     return scores
 
 

@@ -12,8 +12,6 @@
                  as a row of a table of Phoenix (context.span_id, attributes.NAME, ...)
                  Jaeger: {traceID, spanID, operationName, references: [{refType, spanID}], startTime, duration
                  (microseconds), tags: [{key, type, value}], logs: [{timestamp, fields: [{key, value}]}], processID}
-    parsed to    {id, trace, parent, name, kind, start, end, error, attributes, events: [{name, time, attributes}],
-                 scope: {name, version}, resource: {...}, more: further fields, links for example}
 
 The conventions are in `otlp.conventions` and `langfuse`. The spans of a trace may be anywhere in a file.
 
@@ -30,15 +28,17 @@ The conventions have no version in a file; `source_version` is the instrumentati
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lake.formats import langfuse
-from lake.formats.base.fields import hash_rollout_index, parse_time
+from lake.formats.base.fields import as_list, as_object, hash_rollout_index
 from lake.formats.base.format import HEAD_BYTES, FileHead, Format, Item, get_parent_folder, read_head
 from lake.formats.base.json_array import Element, ObjectMember
-from lake.formats.base.rows import ShapeError, convert_value, read_object_members, read_values
+from lake.formats.base.rows import ShapeError, read_object_members, read_values
 from lake.formats.base.secrets import redact
 from lake.formats.base.source import Input, read_lines
 from lake.formats.otlp import conventions
@@ -47,6 +47,7 @@ from lake.formats.tracing.episodes import (
     Trace,
     build_episodes,
     build_span_record,
+    convert_traces,
     group_traces,
     to_datetime,
     to_nanoseconds,
@@ -72,7 +73,7 @@ def is_jaeger_span(node: Any) -> bool:
 
 def list_jaeger_spans(trace: dict[str, Any]) -> list[Any]:
     """Return the spans of a trace, each with the process that it ran in; other values unchanged."""
-    processes = trace["processes"] if isinstance(trace.get("processes"), dict) else {}
+    processes = as_object(trace.get("processes"))
     return [
         span | {"process": processes.get(str(span.get("processID")))} if is_jaeger_span(span) else span
         for span in trace["spans"]
@@ -82,15 +83,13 @@ def list_jaeger_spans(trace: dict[str, Any]) -> list[Any]:
 def convert_jaeger_span(span: dict[str, Any]) -> dict[str, Any]:
     """Convert a span of Jaeger to the form of OTLP."""
     tags = _read_tags(span.get("tags"))
-    status = {"code": tags.get("otel.status_code"), "message": tags.get("otel.status_description")}
-    if tags.get("error") is True:
-        status["code"] = 2
+    code = 2 if tags.get("error") is True else tags.get("otel.status_code")
     scope: dict[str, Any] = {}
     for name, version in _JAEGER_SCOPES:
         scope = scope or {"name": tags.pop(name, None), "version": tags.pop(version, None)}
         scope = {key: field for key, field in scope.items() if field}
     start, duration = (time if isinstance(time := span.get(key), int) else None for key in ("startTime", "duration"))
-    process = span["process"] if isinstance(span.get("process"), dict) else {}
+    process = as_object(span.get("process"))
     service = {"service.name": process["serviceName"]} if process.get("serviceName") else {}
     references = [r for r in list_objects(span.get("references")) if r.get("refType", "CHILD_OF") == "CHILD_OF"]
     events = []
@@ -106,7 +105,7 @@ def convert_jaeger_span(span: dict[str, Any]) -> dict[str, Any]:
         "kind": tags.get("span.kind"),
         "startTimeUnixNano": None if start is None else start * 1000,
         "endTimeUnixNano": None if start is None or duration is None else (start + duration) * 1000,
-        "status": status,
+        "status": {"code": code, "message": tags.get("otel.status_description")},
         "attributes": {key: tag for key, tag in tags.items() if key not in _JAEGER_STATUS},
         "events": events,
         "scope": scope,
@@ -186,13 +185,12 @@ def decode_any_value(node: Any) -> Any:
         return node if node != {} else None
     ((kind, inner),) = node.items()
     kind = kind.replace("_v", "V")
-    entries = inner.get("values") if isinstance(inner, dict) else None
     if kind == "intValue":
         return int(inner) if isinstance(inner, str) and re.fullmatch(r"-?\d{1,19}", inner) else inner
     if kind == "arrayValue":
-        return [decode_any_value(entry) for entry in entries] if isinstance(entries, list) else []
+        return [decode_any_value(entry) for entry in as_list(as_object(inner).get("values"))]
     if kind == "kvlistValue":
-        return decode_attributes(entries)
+        return decode_attributes(as_object(inner).get("values"))
     return inner if kind in ("stringValue", "boolValue", "doubleValue", "bytesValue") else node
 
 
@@ -212,12 +210,10 @@ def normalise_id(span_id: Any) -> str | None:
     if match := _HEX.match(span_id):
         return match[1].lower() if match[1].strip("0") else None
     if len(span_id) in (12, 24) and _BASE64.match(span_id):
-        try:
+        with suppress(Base64Error, ValueError):
             id_bytes = b64decode(span_id.replace("-", "+").replace("_", "/"))
-        except (Base64Error, ValueError):
-            return span_id
-        if len(id_bytes) in (8, 16):
-            return id_bytes.hex() if any(id_bytes) else None
+            if len(id_bytes) in (8, 16):
+                return id_bytes.hex() if any(id_bytes) else None
     return span_id
 
 
@@ -225,7 +221,7 @@ def parse_instant(time: Any) -> int | None:
     """Return a time in nanoseconds since 1970: ISO text, or nano-, micro-, milliseconds or seconds by its size."""
     if isinstance(time, str):
         if not re.fullmatch(r"\d{1,30}", time):
-            return to_nanoseconds(parse_time(time))
+            return to_nanoseconds(time)
         time = int(time)
     if isinstance(time, bool) or not isinstance(time, int | float) or not _FIRST_YEAR <= time < 1 << 63:
         return None
@@ -239,17 +235,14 @@ def _list_paths(entries: Any, path: str) -> list[tuple[Any, str]]:
 
 def _read_resource(node: dict[str, Any], path: str) -> Iterator[_Piece]:
     """Read the spans and log records of a resource."""
-    resource = node.get("resource")
-    attributes = decode_attributes(resource.get("attributes")) if isinstance(resource, dict) else {}
+    attributes = decode_attributes(as_object(node.get("resource")).get("attributes"))
     for scope_key, keys in (*((key, ("spans",)) for key in _SCOPES), *((key, _LOGS) for key in _LOG_SCOPES)):
         for bundle, bundle_path in _list_paths(node.get(scope_key) or [], f"{path}.{scope_key}"):
             if not isinstance(bundle, dict):
                 yield f"`{bundle_path}` is {type(bundle).__name__}; valid: an object with spans", bundle
                 continue
-            scope = bundle.get("scope", bundle.get("instrumentationLibrary"))
-            scope = (
-                {key: scope[key] for key in ("name", "version") if scope.get(key)} if isinstance(scope, dict) else {}
-            )
+            scope = as_object(bundle.get("scope", bundle.get("instrumentationLibrary")))
+            scope = {key: scope[key] for key in ("name", "version") if scope.get(key)}
             for key in keys:
                 for span, span_path in _list_paths(bundle.get(key) or [], f"{bundle_path}.{key}"):
                     if key in _LOGS:
@@ -297,7 +290,7 @@ def _parse_span(span: Any, path: str) -> dict[str, Any]:
         }
         for event in list_objects(span.get("events"))
     ]
-    resource, scope, kind = span.get("resource"), span.get("scope"), span.get("kind")
+    kind, resource = span.get("kind"), as_object(span.get("resource"))
     openinference = {"openinference.span.kind": span["span_kind"]} if isinstance(span.get("span_kind"), str) else {}
     return {
         "id": ids["spanId"],
@@ -310,15 +303,15 @@ def _parse_span(span: Any, path: str) -> dict[str, Any]:
         "error": _get_error(span, events),
         "attributes": decode_attributes(span.get("attributes")) | openinference,
         "events": events,
-        "scope": scope if isinstance(scope, dict) else {},
-        "resource": decode_attributes(resource.get("attributes", resource)) if isinstance(resource, dict) else {},
+        "scope": as_object(span.get("scope")),
+        "resource": decode_attributes(resource.get("attributes", resource)),
         "more": {k: v for k, v in span.items() if k not in _MAPPED_KEYS and v not in (None, "", [], {})},
     }
 
 
 def _get_error(span: dict[str, Any], events: list[dict[str, Any]]) -> str | None:
     """Return why a span failed; None if it did not."""
-    status = span["status"] if isinstance(span.get("status"), dict) else {}
+    status = as_object(span.get("status"))
     code = get_first(status, "code", "status_code") or span.get("status_code")
     if code != 2 and not str(code).endswith("ERROR"):
         return None
@@ -373,13 +366,11 @@ def recognise(head: FileHead) -> bool:
 
 
 def _is_document(node: dict[str, Any]) -> bool:
-    if any(key in node for key in ("resourceSpans", "resource_spans", "resourceLogs")) or is_span(node):
+    is_bundle = any(key in node for key in ("resourceSpans", "resource_spans", "resourceLogs"))
+    if is_bundle or is_span(node) or "resourceSpans" in as_object(node.get("trace")):
         return True
-    trace, batches = node.get("trace"), node.get("batches")
-    if isinstance(trace, dict) and "resourceSpans" in trace:
-        return True
-    if isinstance(batches, list):
-        return any(isinstance(batch, dict) and ("scopeSpans" in batch or "resource" in batch) for batch in batches)
+    if isinstance(batches := node.get("batches"), list):
+        return any("scopeSpans" in batch or "resource" in batch for batch in list_objects(batches))
     entries: list[Any] = next((node[key] for key in BARE if isinstance(node.get(key), list)), [])
     # Of a damaged document only the keys are known.
     has_keys = "batches" in node and "scopeSpans" in node
@@ -390,8 +381,7 @@ def no_trajectory(head: FileHead) -> str | None:
     """Describe a file of metrics or logs, and traces without a call of a model."""
     if head.kind not in ("lines", "array", "object"):
         return None
-    is_otlp = recognise(head)
-    is_short = len(head.text.encode()) < HEAD_BYTES // 2
+    is_otlp, is_short = recognise(head), len(head.text.encode()) < HEAD_BYTES // 2
     if head.has("resourceMetrics") and not is_otlp:
         return "it holds OpenTelemetry metrics; ingest the file of traces"
     if (head.has("resourceLogs") or head.has("resource_logs")) and not head.has("resourceSpans") and is_short:
@@ -406,7 +396,7 @@ def no_trajectory(head: FileHead) -> str | None:
 
 def read(file: Input) -> Iterator[Item]:
     """Read the records and rejects of a file; a trace has the position of its first span."""
-    yield from _read_traces(_read_elements(file), file)
+    return _read_traces(_read_elements(file), file)
 
 
 def read_rollout(documents: Iterable[Any], rollout: EpisodeRecord) -> Iterator[Item]:
@@ -417,37 +407,29 @@ def read_rollout(documents: Iterable[Any], rollout: EpisodeRecord) -> Iterator[I
         rollout: the names of the episode: run, task, rollout index, attempt, agent, collection round, split.
     """
     elements = (Element(index, document, source=None) for index, document in enumerate(documents))
-    yield from _read_traces(elements, Input(Path(NAME), rollout.run_id or NAME), rollout)
+    return _read_traces(elements, Input(Path(NAME), rollout.run_id or NAME), rollout)
 
 
 def build_span_records(documents: Iterable[Any]) -> Iterator[SpanRecord]:
     """Build the rows of the spans of received documents, for an episode whose steps come from elsewhere."""
     elements = (Element(index, document, source=None) for index, document in enumerate(documents))
-    for item in group_traces(_split_pieces(elements, {})):
-        if isinstance(item, Reject):
-            continue
-        trace_id, element = item
-        logs, spans = _separate_logs(element.value)
+    for item in group_traces(_split_pieces(elements, Counter())):
+        logs, spans = ({}, []) if isinstance(item, Reject) else _separate_logs(item[1].value)
         for span in spans:
-            yield build_span_record(_build_span(span, logs.get(span["id"], []), spans[0]["resource"]), trace_id, None)
+            built = _build_span(span, logs.get(span["id"], []), spans[0]["resource"])
+            yield build_span_record(built, span["trace"], None)
 
 
 def _read_traces(
     elements: Iterable[Element | Reject], file: Input, rollout: EpisodeRecord | None = None
 ) -> Iterator[Item]:
-    lost: dict[str, int] = {}
+    lost: Counter[str] = Counter()
     pieces = _split_pieces(elements, lost)
-    for item in group_traces(pieces if rollout is None else _join_traces(pieces)):
-        if isinstance(item, Reject):
-            yield item
-        else:
-            trace_id, element = item
-            lost_count = lost.get(trace_id, 0)
-            yield from convert_value(
-                element,
-                NAME,
-                lambda pieces: _build_trace_episodes(trace_id, pieces, lost_count, file, rollout),  # noqa: B023
-            )
+
+    def build(trace_id: str, trace_pieces: list[Any]) -> list[EpisodeRecord]:
+        return _build_trace_episodes(trace_id, trace_pieces, lost[trace_id], file, rollout)
+
+    return convert_traces(pieces if rollout is None else _join_traces(pieces), NAME, build)
 
 
 def _join_traces(pieces: Iterable[tuple[str, int, Any] | Reject]) -> Iterator[tuple[str, int, Any] | Reject]:
@@ -464,26 +446,20 @@ def _join_traces(pieces: Iterable[tuple[str, int, Any] | Reject]) -> Iterator[tu
         yield first_id, index, piece
 
 
-def _split_pieces(
-    elements: Iterable[Element | Reject], lost: dict[str, int]
-) -> Iterator[tuple[str, int, Any] | Reject]:
+def _split_pieces(elements: Iterable[Element | Reject], lost: Counter[str]) -> Iterator[tuple[str, int, Any] | Reject]:
     """Split elements into spans and events with their trace. `lost` counts the damaged elements that name a trace."""
     for item in elements:
         if isinstance(item, Reject) or item.problem is not None:
-            raw = item.raw
-            for trace_id in {normalise_id(match) or match for match in _TRACE_ID.findall(raw)}:
-                lost[trace_id] = lost.get(trace_id, 0) + 1
-            if isinstance(item, Reject):
-                yield item
-            else:
-                yield Reject(position=item.index, reason="invalid", message=excerpt(item.problem or ""), raw=raw)
+            lost.update({normalise_id(match) or match for match in _TRACE_ID.findall(item.raw)})
+        if isinstance(item, Reject):
+            yield item
             continue
-        for piece in read_spans(item.value):
+        for piece in read_spans(item.value) if item.problem is None else [(item.problem, item)]:
             if isinstance(piece, dict):
                 yield piece["trace"], item.index, piece
             else:
                 problem, node = piece
-                raw = Element(0, node, source=None).raw
+                raw = node.raw if isinstance(node, Element) else Element(0, node, source=None).raw
                 yield Reject(position=item.index, reason="invalid", message=excerpt(problem), raw=raw)
 
 
@@ -507,8 +483,7 @@ def _read_printed_spans(file: Input) -> Iterator[Element | Reject]:
 
     def decode(number: int, span_bytes: bytes) -> Element | Reject:
         text = span_bytes.decode("utf-8", errors="backslashreplace")
-        span = decode_payload(text)
-        if isinstance(span, dict):
+        if isinstance(span := decode_payload(text), dict):
             return Element(number, span, source=span_bytes)
         message = "not JSON: a span that begins here"
         return Reject(position=number, reason="malformed", message=message, raw=excerpt(text))
@@ -575,24 +550,13 @@ def _build_trace_episodes(
 
 
 def _build_span(piece: dict[str, Any], logs: list[Any], resource: dict[str, Any]) -> Span:
-    span = Span(
-        id=piece["id"],
-        parent=piece["parent"],
-        name=piece["name"],
-        kind=piece["kind"].lower() or "span",
-        start=piece["start"],
-        end=piece["end"],
-        error=piece["error"],
-        attributes=piece["attributes"],
-    )
+    fields = {name: piece[name] for name in ("id", "parent", "name", "start", "end", "error", "attributes")}
+    span = Span(kind=piece["kind"].lower() or "span", **fields)
     events = [*piece["events"], *logs]
     span.scores += conventions.build_evaluations(events)
     kind = span.kind
-    if (
-        not conventions.fill_openinference_span(span)
-        and not langfuse.fill_langfuse_span(span)
-        and not conventions.fill_vercel_span(span, events)
-    ):
+    is_filled = conventions.fill_openinference_span(span) or langfuse.fill_langfuse_span(span)
+    if not is_filled and not conventions.fill_vercel_span(span, events):
         conventions.fill_genai_span(span, events)
     elif span.call is not None and not span.call.is_recorded:
         genai_call = conventions.build_genai_call(span.attributes, events)
@@ -601,14 +565,9 @@ def _build_span(piece: dict[str, Any], logs: list[Any], resource: dict[str, Any]
     for event in events:
         time = to_datetime(event["time"])
         fields = {"name": event["name"], "time": time and time.isoformat(), "attributes": event["attributes"]}
-        stored_events.append({key: field for key, field in fields.items() if field})
-    otel = {
-        "kind": kind if kind != span.kind else None,
-        "events": [event for event in stored_events if event],
-        "scope": piece["scope"],
-        "resource": piece["resource"] if piece["resource"] != resource else None,
-        **piece["more"],
-    }
+        stored_events += [stored] if (stored := {key: field for key, field in fields.items() if field}) else []
+    otel = {"kind": kind if kind != span.kind else None, "events": stored_events, "scope": piece["scope"]}
+    otel |= {"resource": piece["resource"] if piece["resource"] != resource else None, **piece["more"]}
     otel = {key: field for key, field in otel.items() if field}
     span.attributes |= {"otel": otel} if otel else {}
     return span
@@ -629,11 +588,7 @@ def _flatten_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 FORMAT = Format(
-    NAME,
-    "OpenTelemetry traces (OTLP JSON; GenAI, OpenInference)",
-    recognise,
-    read,
-    no_trajectory,
+    *(NAME, "OpenTelemetry traces (OTLP JSON; GenAI, OpenInference)", recognise, read, no_trajectory),
     is_whole=True,
     run_folder=get_parent_folder,
 )

@@ -15,38 +15,26 @@ the decisions of an episode, in the order of their start; a sub-agent is another
 * Results of tools are in the prompts of later calls. Results that no prompt repeats (the prompt was not recorded, or no
   call came later) become messages made of the tools' spans.
 
-Further facts about a step are in its `extra`:
-
-.. code-block:: text
-
-    span_id        the span of the call
-    follows        the step whose conversation it continues, if that is not the step before (agents in turns)
-    history        `rewritten`: it continues no earlier call, and its complete prompt is its context
-    not_recorded   prompt, answer: what the source did not record. Such a step is not trained on
-    choices        further answers to the same prompt
-    sampling       its settings, if they differ from those of the episode
+`extra` of a step has its `span_id`; `follows`: the step whose conversation it continues, if that is not the step before
+(agents in turns); `history`: `rewritten` if it continues no earlier call, so that its complete prompt is its context;
+`not_recorded`: prompt or answer, if the source lacks it; further `choices`; and `sampling`, if other steps differ.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import ScoreList
+from lake.formats.base.fields import ScoreList, parse_time
+from lake.formats.base.format import Item
 from lake.formats.base.json_array import Element, to_json_text
-from lake.formats.base.rows import ShapeError, add_note, group_pieces, make_episode_text_id
+from lake.formats.base.rows import ShapeError, add_note, convert_value, group_pieces, make_episode_text_id
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input, Note
-from lake.formats.chat.messages import (
-    INSTRUCTIONS,
-    CallHistory,
-    Message,
-    build_decision,
-    join_text,
-    make_tool_call,
-)
+from lake.formats.chat.messages import INSTRUCTIONS, CallHistory, Message, build_decision, join_text, make_tool_call
 from lake.records import EpisodeRecord, Reject, ScoreRecord, SpanRecord, StepRecord, excerpt
 
 OWNERS = ("agent", "tool")
@@ -60,6 +48,7 @@ GENAI_CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true, for ne
 _HIDDEN = (None, "__REDACTED__")
 """Content that a tracer left out; OpenInference writes the text."""
 _FINISH = ("finish_reason", "stop_reason")
+_ROLLOUT_FIELDS = ("task_id", "rollout_index", "attempt", "run_id", "collection_round", "environment", "split")
 
 
 class ModelCall(msgspec.Struct, kw_only=True):
@@ -345,6 +334,17 @@ def group_traces(items: Iterable[tuple[str, int, Any] | Reject]) -> Iterator[tup
         yield key, Element(pieces[0][0], [piece for _, piece in pieces], source=None)
 
 
+def convert_traces(
+    items: Iterable[tuple[str, int, Any] | Reject], name: str, build: Callable[[str, Any], Iterable[EpisodeRecord]]
+) -> Iterator[Item]:
+    """Group the pieces of a file (`group_traces`), and build the episodes of each trace by its id and pieces."""
+    for item in group_traces(items):
+        if isinstance(item, Reject):
+            yield item
+        else:
+            yield from convert_value(item[1], name, partial(build, item[0]))
+
+
 # ---------------------------------------------------------------- episodes
 
 
@@ -443,16 +443,8 @@ class _RunEpisode:
             totals[name] = sum(numbers) if numbers and None not in numbers else None
         error = self._find_error()
         return EpisodeRecord(
-            task_id=trace.task_id,
-            rollout_index=trace.rollout_index,
-            attempt=trace.attempt,
-            run_id=trace.run_id,
             agent_id=trace.agent_id if is_root else None,
-            collection_round=trace.collection_round,
-            environment=trace.environment,
-            split=trace.split,
             ground_truth=trace.ground_truth if is_root else None,
-            source_version=trace.source_version,
             policy=calls[0].model if calls else None,
             status="failed" if error is not None else "completed",
             error=error,
@@ -466,16 +458,18 @@ class _RunEpisode:
             spans=[build_span_record(span, trace.id, self._find_step(span)) for span in run.spans],
             scores=self._build_scores(trace),
             extra=extra | {key: count for key, count in counts.items() if count},
+            source_version=trace.source_version,
             **totals,
+            **{name: getattr(trace, name) for name in _ROLLOUT_FIELDS},
         )
 
     def _find_error(self) -> str | None:
         """Return the error of the sub-agent's span; for the trace, that of its roots or of its last outer agent."""
-        spans = [self._run.span] if self._run.span is not None else []
-        if not spans:
-            roots = [span for span in self._run.spans if self._tree.parent[span.id] is None]
-            agents = [s for s in self._run.spans if s.kind == "agent" and self._tree.owner[s.id] is None]
-            spans = [*roots, *sorted(agents, key=lambda span: span.start or 0)[-1:]]
+        if self._run.span is not None:
+            return self._run.span.error or None
+        roots = [span for span in self._run.spans if self._tree.parent[span.id] is None]
+        agents = [s for s in self._run.spans if s.kind == "agent" and self._tree.owner[s.id] is None]
+        spans = [*roots, *sorted(agents, key=lambda span: span.start or 0)[-1:]]
         return next((span.error for span in spans if span.error), None)
 
     def _add_step(self, index: int, span: Span) -> None:
@@ -579,20 +573,12 @@ class _RunEpisode:
 
     def _build_scores(self, trace: Trace) -> list[ScoreRecord]:
         scores = ScoreList()
-        pairs: list[tuple[Score, int | None]] = []
-        if self._run.span is None:
-            pairs += [(score, None) for score in trace.scores]
-        for span in self._run.spans:
-            pairs += [(score, self._find_step(span)) for score in span.scores]
-        for score, step_index in pairs:
-            scores.add(
-                score.scorer,
-                score.value,
-                step_index=step_index,
-                reason=score.reason,
-                error=score.error,
-                metrics={key: metric for key, metric in score.metrics.items() if metric is not None},
-            )
+        pairs: list[tuple[int | None, Score]] = [(None, score) for score in trace.scores if self._run.span is None]
+        pairs += [(self._find_step(span), score) for span in self._run.spans for score in span.scores]
+        for step, score in pairs:
+            metrics = {key: metric for key, metric in score.metrics.items() if metric is not None}
+            fields = {"reason": score.reason, "error": score.error, "metrics": metrics}
+            scores.add(score.scorer, score.value, step_index=step, **fields)
         return scores.records
 
 
@@ -620,9 +606,9 @@ def to_datetime(nanoseconds: int | None) -> datetime | None:
         return None
 
 
-def to_nanoseconds(time: datetime | None) -> int | None:
-    """Return a time as nanoseconds since 1970."""
-    return None if time is None else (time - _EPOCH) // timedelta(microseconds=1) * 1000
+def to_nanoseconds(field: Any) -> int | None:
+    """Return a time (`parse_time`) as nanoseconds since 1970."""
+    return None if (time := parse_time(field)) is None else (time - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _has_tool_content(tool: Tool) -> bool:

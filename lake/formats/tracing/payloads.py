@@ -1,8 +1,7 @@
 """Attributes and payloads of spans: prompts, answers and messages in the shapes of many APIs, frameworks and tracers.
 
-Attributes are dicts with dotted names, whose values may be text instead of numbers or objects. Tracing tools record
-the object that their instrumentation has: a request or only its messages, a complete response or only its text, as an
-object, as JSON text, or as plain text.
+Attributes have dotted names, and their values may be text instead of numbers or objects. Tracing tools record a request
+or only its messages, a complete response or only its text, as an object, as JSON text, or as plain text.
 
 Messages become those of `lake.formats.chat.messages`. Known shapes: the chat API of OpenAI and items of its Responses
 API, blocks of Anthropic and Bedrock, contents of Gemini, messages of LangChain as it serialises them, parts of the
@@ -11,11 +10,12 @@ also if another role made them. Parts other than text, reasoning and calls (imag
 stay parts of the content.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Container, Sequence
+from typing import Any
 
 import msgspec
 
+from lake.formats.base.fields import as_list, as_object
 from lake.formats.base.rows import report_unknown
 from lake.formats.base.rules import IGNORES, WEIGHTS
 from lake.formats.base.source import Input
@@ -99,39 +99,25 @@ def _nest_keys(node: Any) -> Any:
 
 # ---------------------------------------------------------------- one message
 
-_ROLES = {
-    "human": "user",
-    "ai": "assistant",
-    "aimessagechunk": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "thinking": "assistant",
-    "function": "tool",
-}
+_ROLES = {"human": "user", "function": "tool"}
+_ROLES |= dict.fromkeys(("ai", "aimessagechunk", "model", "bot", "thinking"), "assistant")
 _LANGCHAIN = frozenset(("human", "ai", "AIMessageChunk", "system", "tool", "function", "chat", "developer"))
 _CONTENT_KEYS = ("content", "parts", "tool_calls", "function_call", "additional_kwargs", "refusal")
 """A message has one of these keys next to its role."""
 _MAPPED_KEYS = frozenset((*_CONTENT_KEYS, "role", "type", "reasoning_content")) - {"refusal"}
 """Keys with a place in the resulting message."""
-_KINDS: dict[str, Literal["text", "reasoning", "call", "result"]] = {
+_KINDS = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
     **dict.fromkeys(("reasoning", "thinking", "redacted_thinking"), "reasoning"),
     **dict.fromkeys(("tool_call", "tool_use", "tool-call", "function_call", "custom_tool_call"), "call"),
     **dict.fromkeys(("tool_call_response", "tool_result", "tool-result"), "result"),
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), "result"),
 }
-_UNTYPED: dict[str, Literal["reasoning", "call", "result"]] = {
-    "reasoningContent": "reasoning",
-    "toolUse": "call",
-    "functionCall": "call",
-    "function_call": "call",
-    "toolResult": "result",
-    "functionResponse": "result",
-    "function_response": "result",
-}
 _CALL_WRAPPERS = ("function", "toolUse", "functionCall", "function_call")
 _RESULT_WRAPPERS = ("toolResult", "functionResponse", "function_response")
 """Keys that hold a call or a result."""
+_UNTYPED = {"reasoningContent": "reasoning"} | dict.fromkeys(_CALL_WRAPPERS[1:], "call")
+_UNTYPED |= dict.fromkeys(_RESULT_WRAPPERS, "result")
 _CALL_IDS = ("call_id", "toolCallId", "toolUseId", "id")
 _RESULT_IDS = ("tool_call_id", "call_id", "tool_use_id", "toolCallId", "toolUseId", "id")
 _RESULT_KEYS = frozenset((*_RESULT_IDS, "name", "toolName", "is_error", "isError", "status", "tool_calls"))
@@ -168,8 +154,7 @@ def report_unknown_keys(file: Input, message: Any) -> None:
         return
     if not _KNOWN_KEYS.issuperset(message):
         report_unknown(file, "message", message.keys() - _KNOWN_KEYS)
-    content = message.get("content")
-    for part in content if isinstance(content, list) else ():
+    for part in as_list(message.get("content")):
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str) or kind == "text":
             continue
@@ -211,12 +196,9 @@ def to_messages(node: Any, role: str) -> list[Message]:
     if stated_role is None and kind in _KINDS:
         return split_content([message], "assistant" if kind != "text" else role)
     message_role = role if stated_role is None else _ROLES.get(str(stated_role).lower(), str(stated_role).lower())
-    kwargs = message.get("additional_kwargs")
-    holders = [message, kwargs] if isinstance(kwargs, dict) else [message]
-    fields: Message = {}
-    for holder in reversed(holders):
-        fields |= {key: field for key, field in holder.items() if key not in _MAPPED_KEYS and not is_empty(key, field)}
-    for holder in holders:
+    kwargs = as_object(message.get("additional_kwargs"))
+    fields: Message = omit_empty(kwargs, _MAPPED_KEYS) | omit_empty(message, _MAPPED_KEYS)
+    for holder in (message, kwargs):
         if isinstance(reasoning := holder.get("reasoning_content"), str) and reasoning:
             fields.setdefault("reasoning_content", reasoning)
         if calls := _list_tool_calls(holder):
@@ -288,6 +270,11 @@ def is_empty(key: str, field: Any) -> bool:
     return field is None or field in ("", [], {}) or (key == "example" and field is False)
 
 
+def omit_empty(fields: dict[str, Any], mapped_keys: Container[str] = ()) -> dict[str, Any]:
+    """Return the fields of an object that have content and are not in `mapped_keys`."""
+    return {key: field for key, field in fields.items() if key not in mapped_keys and not is_empty(key, field)}
+
+
 def _get_type(message: dict[str, Any]) -> str | None:
     kind = message.get("type")  # in a schema it may be a list
     return kind if isinstance(kind, str) else None
@@ -316,11 +303,8 @@ def _get_part_kind(part: dict[str, Any]) -> str | None:
 
 
 def _normalise_text_part(part: dict[str, Any]) -> dict[str, Any]:
-    text = part.get("text", part.get("content"))
-    mapped_keys = ("text", "content", "type", "id")
-    return {"type": "text", "text": to_text(text)} | {
-        key: field for key, field in part.items() if key not in mapped_keys and not is_empty(key, field)
-    }
+    text = to_text(part.get("text", part.get("content")))
+    return {"type": "text", "text": text} | omit_empty(part, ("text", "content", "type", "id"))
 
 
 def _list_tool_calls(holder: dict[str, Any]) -> list[Any]:
@@ -335,13 +319,9 @@ def _decode_text_calls(content: Any) -> list[Any]:
     """Return the calls in a text that is their JSON; empty for any other text."""
     if not isinstance(content, str) or not content.startswith("[{") or '"function"' not in content:
         return []
-    try:
-        calls = _DECODE(content)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return []
-    are_calls = all(
-        isinstance(c, dict) and "id" in c and isinstance(c.get("function"), dict) and "arguments" in c["function"]
-        for c in calls
+    calls = decode_payload(content)
+    are_calls = isinstance(calls, list) and all(
+        isinstance(c, dict) and "id" in c and "arguments" in as_object(c.get("function")) for c in calls
     )
     return [_normalise_call(call) for call in calls] if are_calls else []
 
@@ -358,7 +338,7 @@ def _get_call_details(part: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the fields of a part that a call has no place for: its item's id, a signature."""
     names = ("name", "toolName", "arguments", "args", "input", "type", "toolCallType")
     mapped_keys = (*_CALL_IDS[:-1], *_CALL_WRAPPERS, *names)
-    details = {key: field for key, field in part.items() if key not in mapped_keys and not is_empty(key, field)}
+    details = omit_empty(part, mapped_keys)
     return [details] if details.keys() - {"id"} or ("call_id" in part and details) else []
 
 
@@ -366,25 +346,19 @@ def _build_result_message(part: dict[str, Any]) -> Message:
     inner = next((part[k] for k in _RESULT_WRAPPERS if isinstance(part.get(k), dict)), part)
     output = get_first(inner, *_RESULT_TEXTS)
     if output is None:  # of an unknown shape: all of it is the output
-        known_keys = _RESULT_KEYS | {"type"}
-        output = {k: field for k, field in inner.items() if k not in known_keys and not is_empty(k, field)} or None
+        output = omit_empty(inner, _RESULT_KEYS | {"type"}) or None
     return _build_tool_message({key: field for key, field in inner.items() if key in _RESULT_KEYS}, output)
 
 
 def _build_tool_message(fields: Message, content: Any) -> Message:
     """Return a tool's output as a message; an output that is neither text nor typed parts is its JSON."""
-    if (
-        isinstance(content, list)
-        and len(content) == 1
-        and is_part(content[0])
-        and _get_part_kind(content[0]) == "result"
-    ):
+    kinds = [_get_part_kind(part) if is_part(part) else None for part in as_list(content)]
+    if kinds == ["result"]:
         return _build_result_message(content[0] | {k: v for k, v in fields.items() if content[0].get(k) is None})
-    if isinstance(content, list) and content and all(is_part(p) and _get_part_kind(p) == "text" for p in content):
+    if set(kinds) == {"text"}:
         content = join_parts([_normalise_text_part(part) for part in content])
     elif isinstance(content, list):  # typed parts stay: there may be an image among them
-        is_typed = all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content)
-        content = content if is_typed else to_text(content)
+        content = content if all(_get_type(as_object(part)) is not None for part in content) else to_text(content)
     elif content is not None:
         content = to_text(content)
     message = {"role": "tool", "content": content} | {k: v for k, v in fields.items() if k not in _RESULT_KEYS}
@@ -400,7 +374,7 @@ def _build_tool_message(fields: Message, content: Any) -> Message:
 def _split_reasoning(part: dict[str, Any]) -> tuple[str, Any]:
     """Return the text of a part of reasoning, and its signature or encrypted content."""
     inner = part.get("reasoningContent", part)
-    inner = inner.get("reasoningText", inner) if isinstance(inner, dict) else {"text": inner}
+    inner = inner.get("reasoningText", inner) if isinstance(inner, dict) else inner
     inner = inner if isinstance(inner, dict) else {"text": inner}
     text = next((inner[k] for k in ("thinking", "text", "content", "reasoning", "summary") if inner.get(k)), "")
     if isinstance(text, list):
@@ -545,34 +519,30 @@ def _parse_list(entries: list[Any], role: str) -> Payload | None:
     messages: list[Any] = []
     for entry in entries:
         # LangChain's callbacks list the offered tools among the messages.
-        tool = entry.get("content") if isinstance(entry, dict) and entry.get("role") == "tool" else None
-        is_tool = isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("function"), dict)
+        tool = as_object(as_object(entry).get("content")) if as_object(entry).get("role") == "tool" else {}
+        is_tool = tool.get("type") == "function" and isinstance(tool.get("function"), dict)
         (tools if is_tool else messages).append(tool if is_tool else entry)
-    are_parts = all(isinstance(part, dict) and is_part(part) for part in messages)
-    if messages and are_parts and not any("call_id" in part for part in messages):
+    if messages and all(map(is_part, messages)) and not any("call_id" in part for part in messages):
         return Payload(split_content(messages, role), tools)
-    if not all(
-        isinstance(m, str) or is_message(m) or (isinstance(m, dict) and isinstance(m.get("type"), str))
-        for m in messages
-    ):
+    if not all(isinstance(m, str) or is_message(m) or _get_type(as_object(m)) is not None for m in messages):
         return None
     return Payload([message for entry in messages for message in to_messages(entry, role)], tools)
 
 
 def _parse_object(fields: dict[str, Any], role: str) -> Payload | None:
     """Parse a request or a response."""
-    settings = fields["config"] if isinstance(fields.get("config"), dict) else {}
+    settings = as_object(fields.get("config"))
     holders = (fields, settings)
     instructions = [parse_instructions(h[key]) for h in holders for key in _INSTRUCTIONS if h.get(key)]
     tools: list[Any] = []
-    for tool in [tool for h in holders if isinstance(h.get("tools"), list) for tool in h["tools"]]:
-        inner = tool if isinstance(tool, dict) else {}
+    for tool in [tool for h in holders for tool in as_list(h.get("tools"))]:
+        inner = as_object(tool)
         declarations = inner.get("function_declarations", inner.get("functionDeclarations"))  # Gemini's are nested
         tools += declarations if isinstance(declarations, list) else [tool]
-    rest = {k: v for k, v in fields.items() if k not in ("tools", *_INSTRUCTIONS) and not is_empty(k, v)}
+    rest = omit_empty(fields, ("tools", *_INSTRUCTIONS))
     if settings and (instructions or tools):
         rest["config"] = {k: v for k, v in settings.items() if k not in ("tools", *_INSTRUCTIONS)}
-        rest = {k: v for k, v in rest.items() if v != {}}
+        rest = omit_empty(rest)
     payload = _parse_message_list(fields, rest, role) or _parse_lone_message(fields, rest, role)
     if payload is not None:
         payload.tools += tools
@@ -628,9 +598,8 @@ def _parse_choice(choice: Any) -> list[Message]:
         return to_messages(choice, "assistant")
     inner = choice.get("message", choice.get("content", choice.get("text")))
     messages = split_content(inner, "assistant") if isinstance(inner, list) else to_messages(inner, "assistant")
-    info = choice.get("generation_info")
     reason = choice.get("finish_reason", choice.get("finishReason"))
-    reason = info.get("finish_reason") if reason is None and isinstance(info, dict) else reason
+    reason = as_object(choice.get("generation_info")).get("finish_reason") if reason is None else reason
     optional = {"finish_reason": reason, "logprobs": choice.get("logprobs")}
     messages[-1] |= {name: field for name, field in optional.items() if field is not None}
     return messages

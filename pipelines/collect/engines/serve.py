@@ -176,6 +176,8 @@ class ServeOptions:
     """Number type of the computation; auto: that of the weights."""
     lora: bool = False
     """Allow LoRA adapters."""
+    shares_memory: bool = False
+    """Let clients hand over memory of the GPU by pickles; the engine listens on 127.0.0.1 only."""
     further: tuple[str, ...] = ()
     """Further options of vLLM, passed unchanged."""
 
@@ -287,6 +289,8 @@ def _environment(installation: Installation, options: ServeOptions) -> dict[str,
         variables.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     if options.lora:
         settings["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if options.shares_memory:
+        settings["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     return variables | settings
 
 

@@ -3,6 +3,8 @@
 NCCL's communicator and the receiving servers are stood in for, since they want GPUs.
 """
 
+import base64
+import pickle
 import sysconfig
 from pathlib import Path
 
@@ -23,8 +25,13 @@ def test_vllms_trainer_side_sends_every_parameter_once_to_all_servers() -> None:
         printed = said_by(vllm_python(), "vllm_transfer", sysconfig.get_path("purelib"), root, first.url, second.url)
     assert printed["errors"] == []
     for server, offset in ((first, 1), (second, 3)):
-        assert server.paths == ROUND
-        bodies = dict(server.asked)
+        assert server.paths == [*ROUND, *ROUND]
+        shared = dict(server.asked[len(ROUND) :])
+        assert shared["/init_weight_transfer_engine"]["init_info"] == {"packed": False}
+        handles = pickle.loads(base64.b64decode(shared["/update_weights"]["update_info"]["ipc_handles_pickled"]))
+        assert handles == [{"GPU-0": (shape,)} for _, _, shape in printed["parameters"]]
+        assert shared["/finish_weight_update"] == {"weight_version": "8"}
+        bodies = dict(server.asked[: len(ROUND)])
         init_info = bodies["/init_weight_transfer_engine"]["init_info"]
         assert (init_info["rank_offset"], init_info["world_size"], init_info["packed"]) == (offset, 4, False)
         assert bodies["/finish_weight_update"] == {"weight_version": "7"}
