@@ -175,7 +175,7 @@ TASKS = {"parse": parse, "ingest": ingest}
 def run_task(task: str, path: Path) -> None:
     """One measured run, in this process."""
     import lake.write.ingest
-    from lake.formats import FORMATS
+    from lake.formats.registry import FORMATS
 
     assert FORMATS
     assert lake.write.ingest

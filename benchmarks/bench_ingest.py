@@ -55,7 +55,7 @@ def run_task(task: str, path: Path) -> None:
 
     import lake
     import lake.write.ingest
-    from lake.formats import FORMATS
+    from lake.formats.registry import FORMATS
     from lake.records import EpisodeRecord, StepRecord
 
     # Commands import what they need when they need it: all of that before the clock starts.
@@ -92,7 +92,7 @@ def as_jsonl(path: Path) -> Path:
     """The same episodes as our own JSONL."""
     import msgspec
 
-    from lake.formats import FORMATS
+    from lake.formats.registry import FORMATS
 
     target = path.with_suffix(".jsonl")
     with target.open("wb") as file:

@@ -1,11 +1,11 @@
 """Pack this project and what it imports for a machine with a GPU and without a package index.
 
-    python benchmarks/gpu_pack.py [--out build/gpu-pack] [--python 3.12] [--torch]
+    python benchmarks/gpu_pack.py [--out build/gpu-pack] [--python 3.12] [--present torch triton pyarrow ...]
 
 Writes `part-00`, `part-01`, ... of at most 40 MB, `needs.txt` and `install.sh`. There, `bash install.sh FOLDER` checks
-the parts, joins and unpacks them, and compares the versions of torch, triton and transformers with `needs.txt`. Then
-`python3 FOLDER/benchmarks/gpu.py` measures. Versions are those of constraints.txt, as wheels for x86-64 Linux. Such a
-machine mostly has torch for CUDA already, which takes gigabytes: it is left out unless --torch is given.
+the parts, joins and unpacks them, and compares the versions of what was left out with `needs.txt`. Then `python3
+FOLDER/benchmarks/gpu.py` measures. Versions are those of constraints.txt, as wheels for x86-64 Linux. What --present
+names is left out: by default torch for CUDA, which takes gigabytes and which such a machine mostly has.
 """
 
 import argparse
@@ -33,7 +33,7 @@ COMPARED = ("trl==1.16.0", "datasets==5.2.0")
 SCRIPTS = ("gpu.py", "gpu_cases.py")
 PART_BYTES = 40_000_000
 PRESENT = ("torch", "triton")
-"""Packages that are left out."""
+"""Packages that are left out unless --present names others."""
 TAGS = (*(f"_2_{minor}" for minor in (35, 34, 31, 28, 27, 24, 17, 12, 5)), "2014", "2010", "1")
 """Versions of manylinux; pip takes only those that are named."""
 INSTALL = """#!/usr/bin/env bash
@@ -86,13 +86,12 @@ def write_stub(folder: Path, name: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
-def fill_site(site: Path, scratch: Path, python: str, *, with_torch: bool) -> int:
+def fill_site(site: Path, scratch: Path, python: str, present: Sequence[str]) -> int:
     """Install the project, what it needs and its peers for the other machine; return the number of packages."""
     run_pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", scratch, ROOT)
     wheel = next(scratch.glob("trajlake-*.whl"))
-    if not with_torch:
-        for name in PRESENT:
-            write_stub(scratch, name)
+    for name in present:
+        write_stub(scratch, name)
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     target += [word for tag in TAGS for word in ("--platform", f"manylinux{tag}_x86_64")]
     sources = ("--find-links", scratch, "--no-compile", "--ignore-installed", "--target", site)
@@ -156,16 +155,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-pack")
     parser.add_argument("--python", default="3.12", help="version of Python there")
-    parser.add_argument("--torch", action="store_true", help="pack torch for CUDA and NVIDIA's packages, too")
+    parser.add_argument("--present", nargs="*", default=list(PRESENT), help="packages that the machine has")
     options = parser.parse_args()
-    needs = [f"{name}=={read_pin(name)}" for name in (*PRESENT, "transformers")]
+    needs = [f"{name}=={read_pin(name)}" for name in options.present]
     with tempfile.TemporaryDirectory() as scratch:
         site = Path(scratch) / "site"
-        packages = fill_site(site, Path(scratch), options.python, with_torch=options.torch)
+        packages = fill_site(site, Path(scratch), options.python, options.present)
         parts = write_parts(site, options.out, needs)
     size = sum(part.stat().st_size for part in parts)
     print(
-        f"{options.out}: {packages} packages in {len(parts)} parts, {size / 1e6:.0f} MB; tested with {', '.join(needs)}"
+        f"{options.out}: {packages} packages in {len(parts)} parts, {size / 1e6:.0f} MB; left out: {', '.join(needs)}"
     )
 
 

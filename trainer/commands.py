@@ -374,8 +374,8 @@ def _import_config() -> "type[TrainConfig]":
     is_flag=False,
     flag_value="recorded",
     type=click.Choice(["recorded", "measured"]),
-    help="Show what would be trained; train and write nothing. The time is that of earlier jobs (recorded), or of the "
-    "loaded model (measured).  [default: train; --plan alone: recorded]",
+    help="Show what would be trained; train and write nothing. The time comes from earlier jobs (recorded), or "
+    "from the loaded model (measured).  [default: train; --plan alone: recorded]",
 )
 @click.option("--ranks", type=int, help="Processes that train together, sharded (FSDP2).  [default: one, not sharded]")
 @format_option
@@ -451,12 +451,12 @@ def _train_run(
     stages: "list[Stage]",
     settings: dict[str, Any],
     out: Path,
-    named: str | None,
+    given_run_id: str | None,
     reporter: "ProgressReporter",
     *,
     resume: bool,
 ) -> "TrainResult":
-    """Start or continue a run, or its stages."""
+    """Start or continue a run, or its stages. Without `config` the run in `out` is continued."""
     from trainer.backends.ranks import join_ranks
     from trainer.config import choose_device
     from trainer.runs.folder import RunFolder, check_unchanged
@@ -464,7 +464,7 @@ def _train_run(
     from trainer.runs.offline import train as start_run
     from trainer.runs.offline import train_stages
 
-    run_id = named or out.name
+    run_id = given_run_id or out.name
     ranks = join_ranks(choose_device(str(settings.get("device", "auto"))))
     if stages:
         is_started = ranks.on_rank_zero(lambda: any(RunFolder(out / stage.name).read() for stage in stages))
@@ -478,8 +478,8 @@ def _train_run(
         staged = sorted(path.parent.name for path in out.glob("*/run.json"))
         msg = f"{out} holds a run of stages ({', '.join(staged)}): give the --config that it was started with again"
         raise UsageError(msg)
-    if named not in (None, record.run_id):
-        msg = f"--run {named}: the run in {out} is called {record.run_id}; leave --run out, or choose another --out"
+    if given_run_id not in (None, record.run_id):
+        msg = f"--run {given_run_id}: the run in {out} is called {record.run_id}; leave --run out, or choose another --out"
         raise UsageError(msg)
     check_unchanged(settings, record.config)
     return resume_run(lk, out, on_step=reporter.on_step, on_plan=reporter.on_plan)

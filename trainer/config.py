@@ -21,7 +21,7 @@ class ValidationConfig(FrozenModel):
     every: int = Field(10, ge=1)
     """Optimizer steps between measurements; 1 measures after each update."""
     patience: int | None = Field(None, ge=1)
-    """Number of measurements in a row without improvement that stop the run. None never stops early."""
+    """Number of measurements in a row without improvement that stops the run. None never stops early."""
     min_improvement: float = Field(0.0, ge=0)
     """Smallest improvement that counts, in nats per token."""
     export: bool = False
@@ -38,7 +38,7 @@ class AlarmConfig(FrozenModel):
     effective_sample_size: float | None = Field(0.1, gt=0, lt=1)
     """Lowest effective sample size of weights or ratios, as a share of the tokens."""
     dead_groups: float | None = Field(0.8, gt=0, le=1)
-    """Share of groups without signal above which training says little."""
+    """Share of dead groups above which the alarm is raised."""
     shared_anchors: float | None = Field(0.05, gt=0, lt=1)
     """Share of steps that share their anchor state with a sibling, below which A_S is zero nearly everywhere."""
 
@@ -89,9 +89,9 @@ class ScheduleConfig(FrozenModel):
     """The learning rate over the run; see `trainer.runs.factories`."""
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the fall after the warm-up."""
+    """Shape of the learning rate's decay after the warm-up."""
     warmup_fraction: float = Field(0.05, ge=0, lt=1)
-    """Share of the optimizer steps during which it rises linearly from 0."""
+    """Share of the optimizer steps during which the learning rate rises linearly from 0."""
     final_fraction: float = Field(0.1, ge=0, le=1)
     """Last learning rate, as a share of its peak (not for constant)."""
 
@@ -171,7 +171,7 @@ class TrainConfig(FrozenModel):
     lora: LoRAConfig | None = None
     """Train low-rank adapters instead of the weights; needs the extra trajlake[lora]."""
     reference: str | None = None
-    """Model of losses that need reference log-probabilities; None: the model before the first update."""
+    """Reference model, for losses that need reference log-probabilities; None: the model before the first update."""
     where: str | None = None
     """SQL predicate over `episodes`; None takes them all."""
     selection: str | None = None
@@ -182,10 +182,10 @@ class TrainConfig(FrozenModel):
     belongs to the first source that has it; an episode without a source is left out. `where` and `selection` hold for
     all sources. Empty: no mixture."""
     max_staleness: int | None = Field(None, ge=0)
-    """Leave out steps that were sampled more than this many policy versions before the newest one among the selected
-    episodes of the same collecting run (`trainer.data.token_rows`). None: no limit."""
+    """Largest staleness of a step, in policy versions behind the newest selected one of its collecting run
+    (`trainer.data.token_rows`). None: no limit."""
     unknown_staleness: Literal["keep", "drop"] = "keep"
-    """Treatment of steps whose policy version is unknown by max_staleness."""
+    """How max_staleness treats steps whose policy version is unknown."""
     advantages: str | None = None
     """An estimator's name, or the id of a credit series or job, or its beginning; None takes the current
     credit, which is the result of the last `trajlake credit`."""

@@ -46,11 +46,12 @@ _ROUTES = {"/download": "viewer.download", "/transcript": "viewer.transcript.com
     "--port", type=click.IntRange(1, 65535), help=f"Port.  [default: the first free one from {FIRST_PORT} on]"
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
-@click.option("--read-only", is_flag=True, help="Offer no annotating and no saving of views: the lake is only read.")
+@click.option("--read-only", is_flag=True, help="Disable annotations and saved views; the lake is only read.")
 def view(lake_uri: Lakes, port: int | None, no_browser: bool, read_only: bool) -> None:
-    """Open the viewer on a lake, or on several as one: runs, episodes, groups, training, each with its advantages.
+    """Open the viewer on a lake, or on several as one. It shows runs, episodes, groups, training and advantages.
 
-    Prints the address once the server answers. Ctrl-C ends it. It writes nothing but annotations and saved views.
+    The command prints the address once the server answers. Ctrl-C ends the viewer. The viewer writes only annotations
+    and saved views.
     """
     import lake
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import polars as pl
 
 from lake import ids
-from lake.formats import FORMATS
 from lake.formats.base.rules import EXCLUSIONS, apply_rules
 from lake.formats.base.source import Input
 from lake.formats.chat.sessions import RESPONSE_KEYS, mark_copies
+from lake.formats.registry import FORMATS
 from lake.lake import Lake
 from lake.read.episodes import KEYS, read_episodes, split_batches
 from lake.read.parquet import collect_rows

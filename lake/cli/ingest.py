@@ -43,7 +43,7 @@ class _Ingest(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, then the formats."""
-        from lake.formats import NAMES
+        from lake.formats.registry import NAMES
 
         super().format_options(ctx, formatter)
         with formatter.section("Formats"):
@@ -59,11 +59,12 @@ class _Ingest(click.Command):
 @click.option(
     "--format",
     "format_name",
-    help="Input format, one of those below, or json: output of --explain.  [default: recognised from the content]",
+    help="Input format, one of those below, or a declaration (NAME.toml); json: form of --explain.  "
+    "[default: recognised from the content]",
 )
 @click.option("--query", is_flag=True, help="FILES are SELECT statements whose rows are episodes, steps or messages.")
 @click.option("--dry-run", is_flag=True, help="Count accepted and rejected records and show examples; write nothing.")
-@click.option("--explain", is_flag=True, help="Show what is read as what in one record; write nothing, need no lake.")
+@click.option("--explain", is_flag=True, help="Show how one record is read; write nothing. Needs no lake.")
 @click.option(
     "--record", type=click.IntRange(min=1), help="With --explain: number of the record.  [default: the first episode]"
 )
@@ -72,7 +73,7 @@ class _Ingest(click.Command):
 @click.option(
     "--errors-count",
     is_flag=True,
-    help="The reward of a rollout that failed is its return.  [default: only a score, because nothing measured it]",
+    help="The reward of a rollout that failed is its return.  [default: the reward is only a score]",
 )
 @click.option("--watch", is_flag=True, help="Watch files and folders and ingest additions until Ctrl-C.")
 @click.option(
@@ -104,7 +105,7 @@ def ingest(
 
     FILES are files, folders, globs, s3:// and other URIs, or `-` for stdin. A missing lake is created. The format is
     recognised from the content (docs/guides/bring-your-trajectories.md describes each format), and .gz and .zst files
-    are unpacked. Files of a folder without trajectories are skipped, with a message that says why.
+    are unpacked. In a folder, files without trajectories are skipped, with a message that says why.
 
     Every record is ingested exactly once: ingesting a file again adds nothing, and an interrupted ingest resumes when
     rerun. The table `rejects` lists invalid records with position, reason and raw text. The exit status is 1 if all
@@ -277,9 +278,7 @@ def _print_report(file: str, report: "Report", lake_uri: str) -> None:
         click.echo(f"{counts} with the id of another rollout, which they do not continue: each is an episode", err=True)
     if report.shorter:
         counts = count_noun(report.shorter, "document")
-        click.echo(
-            f"{counts} with fewer steps than the lake has of their rollout; the longer reading stays", err=True
-        )
+        click.echo(f"{counts} with fewer steps than the lake has of their rollout; the longer reading stays", err=True)
     _print_skipped(report)
     target = f"--lake {shlex.quote(lake_uri)}"
     if report.new and report.copies:

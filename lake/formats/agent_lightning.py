@@ -195,10 +195,6 @@ def _check_event(event: Any) -> None:
 
 
 def _convert_rollout(document: Any, file: Input) -> list[EpisodeRecord]:
-    """Convert a rollout to an episode for each attempt, the last one last.
-
-    Raises ShapeError, msgspec.ValidationError: it has another shape.
-    """
     if not isinstance(document, dict):
         raise ShapeError(f"Expected `object`, got `{type(document).__name__}`")
     rollout = msgspec.convert(document.get("rollout"), _ArchiveRollout)
@@ -264,7 +260,6 @@ def _convert_0_1(document: Any) -> Any:
 
 
 def _build_extra(document: dict[str, Any], rollout: _ArchiveRollout, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a rollout without a column."""
     fields = omit_fields(document["rollout"], "is_train", *_STATUS_KEYS) or {}
     if isinstance(rollout.status, dict):
         fields["status"] = omit_fields(state, *_STATUS_KEYS)
@@ -306,8 +301,6 @@ def _build_rollout_fields(rollout: _ArchiveRollout) -> dict[str, Any]:
 
 
 class _EventAttempt:
-    """Builds the record of one attempt from its events and their positions."""
-
     def __init__(self, events: list[tuple[int, _RolloutEvent]]) -> None:
         self.history, self.lineage, self.scores = CallHistory(), Lineage(), ScoreList()
         self.other_events: list[dict[str, Any]] = []
@@ -325,7 +318,6 @@ class _EventAttempt:
                 self.other_events.append(fields)
 
     def build_record(self, **fields: Any) -> EpisodeRecord:
-        """Return the record; `fields` come from the rollout."""
         steps = self.history.steps
         versions = {step.policy_version for step in steps}
         events = [remove_keys(event) for event in self.other_events]
@@ -428,8 +420,6 @@ _NOT_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 class _RecordedCall(msgspec.Struct):
-    """A call as one span recorded it."""
-
     call: ModelCall
     response_id: str | None
     tokens: tuple[list[int], list[int], list[float] | None] | None
@@ -612,7 +602,6 @@ class _StoredSpan(msgspec.Struct):
 
 
 def _recognise_spans(head: FileHead) -> bool:
-    """Return whether a file holds spans of attempts of rollouts, or a page of them."""
     keys = ("rollout_id", "attempt_id", "span_id", "attributes")
     pages = [span for page in head.objects for span in as_list(page.get("items"))[:1]]
     return head.has(*keys) or any(isinstance(span, dict) and all(key in span for key in keys) for span in pages)
@@ -636,10 +625,6 @@ def _check_span(span: Any) -> None:
 
 
 def _convert_spans(rows: list[dict[str, Any]], file: Input, lost: int = 0) -> list[EpisodeRecord]:
-    """Convert the spans of a rollout to the episodes of each attempt.
-
-    Raises ShapeError: an attempt has no call with messages, and no reward.
-    """
     attempts: dict[str, list[tuple[_StoredSpan, dict[str, Any]]]] = {}
     for row in rows:
         span = msgspec.convert(row, _StoredSpan)
@@ -659,8 +644,6 @@ def _convert_spans(rows: list[dict[str, Any]], file: Input, lost: int = 0) -> li
 
 
 class _SpanAttempt:
-    """The spans of an attempt in their order."""
-
     def __init__(self, spans: list[tuple[_StoredSpan, dict[str, Any]]]) -> None:
         pairs = sorted(spans, key=lambda pair: (pair[0].sequence_id, _to_seconds(pair[0].start_time) or 0.0))
         self.stored = {span.span_id: span for span, _ in pairs}
@@ -675,7 +658,6 @@ class _SpanAttempt:
         self.env_return = self._add_rewards()
 
     def build_records(self, attempt_id: str, attempt: int, file: Input) -> list[EpisodeRecord]:
-        """Build the episode of the attempt, then those of its sub-agents."""
         first = next(iter(self.stored.values()))
         extra = {"attempt_id": attempt_id, "resource": self.resource}
         trace = Trace(
@@ -752,7 +734,6 @@ class _SpanAttempt:
                 merged.answers[0] = {**merged.answers[0], "tool_calls": tool_calls}
 
     def _is_judged(self, stored: _StoredSpan) -> bool:
-        """Return whether a span runs inside a reward."""
         visited: set[str] = set()
         parent = stored.parent_id
         while parent is not None and parent in self.stored and parent not in visited:
@@ -808,13 +789,6 @@ class _SpanAttempt:
         record.started_at, record.ended_at = min(times, default=None), max(times, default=None)
 
 
-FORMAT = Format(
-    *(NAME, "agent-lightning 1.0 archives and events", recognise, read, no_trajectory),
-    is_whole=True,
-    run_folder=get_parent_folder,
-)
-SPANS = Format(
-    *(SPANS_NAME, "agent-lightning 0.x spans", _recognise_spans, _read_spans),
-    is_whole=True,
-    run_folder=get_parent_folder,
-)
+_whole_format = partial(Format, is_whole=True, run_folder=get_parent_folder)
+FORMAT = _whole_format(NAME, "agent-lightning 1.0 archives and events", recognise, read, no_trajectory)
+SPANS = _whole_format(SPANS_NAME, "agent-lightning 0.x spans", _recognise_spans, _read_spans)

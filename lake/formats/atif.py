@@ -17,19 +17,17 @@
     <job>/<trial>/steps/<step>/{agent,verifier}   the same for each step of a task of several steps
     <job>/<trial>/user-agent/trajectory.json      of the simulated user
 
-Episode: a document. Each sub-agent is another episode, embedded or in a separate file, and so is a continuation's file.
-    The trial and the names that parents use give the ids. A file finds its parent by its file name in the parent's
-    document. A trial whose agent wrote no trajectory is an episode of its outcome, with the tokens of
-    `rollout_details` if there are any.
+Episode: a document; each sub-agent, embedded or in a separate file, and each continuation's file is another one. A file
+    finds its parent by its file name in the parent's document. A trial whose agent wrote no trajectory is an episode of
+    its outcome, with the tokens of `rollout_details` if there are any.
 Step: a step of the agent. Its state is what came since the previous one: results of its calls, and steps of others.
-    Copied steps repeat decisions of an earlier document and are not trained on. Steps without an LLM call
-    (`llm_call_count` 0) are not trained on either. A step that hides several calls is one decision.
+    Copied steps repeat decisions of an earlier document; these and steps without an LLM call (`llm_call_count` 0) are
+    not trained on. A step that hides several calls is one decision.
 Reward: each reward of the trial is a score; `reward` is the return too.
 Task and run: the trial's (`task_name`, the job). The sibling number is a hash of the trial's id, because a trial does
     not know its number among its siblings. Outside a trial, `extra` may give task_id, rollout_index, reward and
     policy_version. Otherwise the session is the task, and the number is a hash of its ids and its first step; siblings
     may share both (`lake.write.growth`).
-    Trajlake's own export writes the names into `extra.trajlake`; the reader ignores the other fields there.
 Tokens: those of a step's metrics. Those of `rollout_details` count if its turns agree with the steps that have a call,
     in number and in length. If steps have tokens, `rollout_details` repeats them.
 Refused: other schema versions; files of Harbor, Terminal-Bench and SWE-bench without a trajectory.
@@ -51,6 +49,7 @@ from msgspec.structs import replace
 
 from lake.formats.base.fields import (
     ScoreList,
+    as_list,
     as_object,
     as_text,
     choose_rollout_index,
@@ -71,8 +70,9 @@ from lake.formats.base.rows import (
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input, Source
 from lake.formats.chat.completions import Lineage
-from lake.formats.chat.messages import ChatDecisions, Message, make_tool_call, parse_chat
-from lake.formats.chat.messages import check_message as checked_message
+from lake.formats.chat.messages import ChatDecisions, Message, check_message, make_tool_call, parse_chat
+from lake.formats.chat.sessions import parse_token_count
+from lake.formats.tracing.payloads import list_objects
 from lake.ids import bytes_hash
 from lake.records import EpisodeRecord, Index, Int64, StepRecord
 
@@ -129,7 +129,8 @@ def no_trajectory(look: FileHead) -> str | None:  # noqa: PLR0911
     is_reward = look.path.name == "reward.txt" or (look.path.name == "reward.json" and is_flat)
     if is_reward and look.path.parent.name == "verifier":
         return "it holds the rewards of a Harbor trial and is read together with the trial's trajectory"
-    if _is_terminal_bench(first):
+    trials = [first, *as_list(first.get("results"))[:5]] if first.keys().isdisjoint(_CHAT_KEYS) else []
+    if any({"is_resolved", "task_id"} <= as_object(trial).keys() for trial in trials):  # of Terminal-Bench
         return (
             "it is a results file of Terminal-Bench: trials with `is_resolved` and no messages. Import it as scores, "
             "or ingest the agents' own logs"
@@ -195,23 +196,21 @@ class Trial(msgspec.Struct):
     @property
     def rollout_details(self) -> list[dict[str, Any]]:
         """The exact tokens of the agent's calls, one chat history each; the first is the main agent's."""
-        details = self.agent_result.get("rollout_details")
-        return [detail for detail in details if isinstance(detail, dict)] if isinstance(details, list) else []
+        return list_objects(self.agent_result.get("rollout_details"))
 
     def fill_record(self, record: EpisodeRecord) -> None:
         """Write the trial's end, model, times, token counts and cost on a record."""
         result = self.result
         record.environment = as_text(result.get("source"))
-        model = as_object(as_object(result.get("agent_info")).get("model_info")).get("name")
-        record.policy = record.policy or as_text(model)
+        model = as_object(as_object(result.get("agent_info")).get("model_info"))
+        record.policy = record.policy or as_text(model.get("name"))
         execution = as_object(self.run_result.get("agent_execution"))
         for field, key in (("started_at", "started_at"), ("ended_at", "finished_at")):
             if (time := parse_time(execution.get(key)) or parse_time(result.get(key))) is not None:
                 setattr(record, field, time)
         for field, key in (("prompt_tokens", "n_input_tokens"), ("completion_tokens", "n_output_tokens")):
-            count = self.agent_result.get(key)
-            if getattr(record, field) is None and type(count) is int and 0 <= count < 1 << 63:
-                setattr(record, field, count)
+            if getattr(record, field) is None:
+                setattr(record, field, parse_token_count(self.agent_result.get(key)))
         if record.cost is None:
             record.cost = parse_number(self.agent_result.get("cost_usd"))
         fault = as_object(self.run_result.get("exception_info") or result.get("exception_info"))
@@ -232,16 +231,12 @@ class Trial(msgspec.Struct):
         """Return the fields of the trial that no column holds."""
         mapped_keys = ("task_name", "source", "started_at", "finished_at", "step_results", "verifier_result")
         agent = omit_fields(self.agent_result, "n_input_tokens", "n_output_tokens", "cost_usd", "rollout_details")
-        extra = remove_keys(omit_fields(self.result, *mapped_keys, "agent_result") or {})
-        if agent:
-            extra["agent_result"] = agent
-        if self.step and (step := omit_fields(self.step, "verifier_result", "agent_result")):
-            extra["step"] = step
-        if self.step and (verifier_result := omit_fields(as_object(self.result.get("verifier_result")))):
-            extra["verifier_result"] = verifier_result
-        if self.problems:
-            extra["unreadable"] = self.problems
-        return extra or None
+        fields: dict[str, Any] = {"agent_result": agent}
+        if self.step:
+            fields["step"] = omit_fields(self.step, "verifier_result", "agent_result")
+            fields["verifier_result"] = omit_fields(as_object(self.result.get("verifier_result")))
+        fields = {key: field for key, field in (fields | {"unreadable": self.problems}).items() if field}
+        return remove_keys(omit_fields(self.result, *mapped_keys, "agent_result") or {}) | fields or None
 
 
 def is_trial_result(value: Any) -> bool:
@@ -258,20 +253,12 @@ def find_trial(path: Path) -> Trial | None:
     if problem is not None:
         trial.problems["result.json"] = problem
     if is_step:
-        trial.step = next((step for step in _list_step_results(trial.result) if step.get("step_name") == base.name), {})
-        trial.step = trial.step or {"step_name": base.name}
+        steps = (s for s in list_objects(trial.result.get("step_results")) if s.get("step_name") == base.name)
+        trial.step = next(steps, {}) or {"step_name": base.name}
     trial.rewards = as_object(as_object(trial.run_result.get("verifier_result")).get("rewards"))
     if not trial.rewards:
         trial.rewards = _read_rewards(base / "verifier", trial.problems)
     return trial if trial.result or trial.rewards or trial.problems else None
-
-
-def _is_terminal_bench(first: dict[str, Any]) -> bool:
-    if any(key in first for key in _CHAT_KEYS):
-        return False
-    results = first.get("results")
-    trials = [first, *results[:5]] if isinstance(results, list) else [first]
-    return any(isinstance(trial, dict) and "is_resolved" in trial and "task_id" in trial for trial in trials)
 
 
 def _is_atif(path: Path) -> bool:
@@ -294,14 +281,7 @@ def _read_rewards(folder: Path, problems: dict[str, str]) -> dict[str, Any]:
     return {} if parse_number(rewards) is None else {"reward": rewards}
 
 
-def _list_step_results(result: dict[str, Any]) -> list[dict[str, Any]]:
-    steps = result.get("step_results")
-    return [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
-
-
-class Metrics(msgspec.Struct):
-    """Tokens and cost of a step."""
-
+class _Metrics(msgspec.Struct):
     prompt_tokens: Int64 | None = None
     completion_tokens: Int64 | None = None
     cost_usd: float | None = None
@@ -310,18 +290,14 @@ class Metrics(msgspec.Struct):
     logprobs: list[float] | None = None
 
 
-class AtifCall(msgspec.Struct):
-    """A tool call."""
-
+class _AtifCall(msgspec.Struct):
     function_name: str
     arguments: dict[str, Any] | str | None = None
     tool_call_id: str | None = None
     extra: dict[str, Any] | None = None
 
 
-class SubagentRef(msgspec.Struct):
-    """A sub-agent that a result refers to."""
-
+class _SubagentRef(msgspec.Struct):
     trajectory_id: str | None = None
     trajectory_path: str | None = None
     session_id: str | None = None
@@ -332,34 +308,28 @@ class AtifResult(msgspec.Struct):
 
     source_call_id: str | None = None
     content: str | list[Any] | None = None
-    subagent_trajectory_ref: list[SubagentRef] | None = None
+    subagent_trajectory_ref: list[_SubagentRef] | None = None
 
 
-class Observation(msgspec.Struct):
-    """The results of one step."""
-
+class _Observation(msgspec.Struct):
     results: list[AtifResult]
 
 
-class AtifStep(msgspec.Struct):
-    """One step; the message checks look at the `Any` parts."""
-
+class _AtifStep(msgspec.Struct):
     source: Literal["system", "user", "agent"]
     step_id: int | None = None
     message: str | list[Any] | None = None
     timestamp: str | None = None
     model_name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[AtifCall] | None = None
-    observation: Observation | None = None
-    metrics: Metrics | None = None
+    tool_calls: list[_AtifCall] | None = None
+    observation: _Observation | None = None
+    metrics: _Metrics | None = None
     is_copied_context: bool | None = None
     llm_call_count: int | None = None
 
 
-class AtifAgent(msgspec.Struct):
-    """The agent that acts."""
-
+class _AtifAgent(msgspec.Struct):
     name: str = "agent"
     version: str | None = None
     model_name: str | None = None
@@ -367,39 +337,34 @@ class AtifAgent(msgspec.Struct):
     extra: dict[str, Any] | None = None
 
 
-class Totals(msgspec.Struct):
-    """Sums over a document."""
-
+class _Totals(msgspec.Struct):
     total_prompt_tokens: Int64 | None = None
     total_completion_tokens: Int64 | None = None
     total_cost_usd: float | None = None
 
 
-class Document(msgspec.Struct):
-    """One ATIF document."""
-
+class _Document(msgspec.Struct):
     schema_version: str
-    agent: AtifAgent
-    steps: list[AtifStep]
+    agent: _AtifAgent
+    steps: list[_AtifStep]
     session_id: str | None = None
     trajectory_id: str | None = None
-    final_metrics: Totals | None = None
+    final_metrics: _Totals | None = None
     continued_trajectory_ref: str | None = None
-    subagent_trajectories: "list[Document] | None" = None
+    subagent_trajectories: "list[_Document] | None" = None
     extra: dict[str, Any] | None = None
 
 
-def parse_document(value: Any) -> Document:
+def parse_document(value: Any) -> _Document:
     """Return a document of a known version.
 
     Raises:
         UnsupportedError: an unknown version.
         msgspec.ValidationError: a wrong shape; the message has the path.
     """
-    version = value.get("schema_version") if isinstance(value, dict) else None
-    if isinstance(version, str):
+    if isinstance(version := as_object(value).get("schema_version"), str):
         _check_version(version)
-    document = msgspec.convert(value, Document)
+    document = msgspec.convert(value, _Document)
     inner = list(document.subagent_trajectories or ())
     while inner:
         subagent = inner.pop()
@@ -427,7 +392,7 @@ def get_file_name(ref: str | None) -> str | None:
     return re.split(r"[/\\]", ref)[-1] if ref else None
 
 
-def list_subagent_refs(steps: list[AtifStep]) -> Iterator[tuple[int | None, SubagentRef]]:
+def list_subagent_refs(steps: list[_AtifStep]) -> Iterator[tuple[int | None, _SubagentRef]]:
     """Yield the sub-agents that a document refers to, each with the index of the last decision before it."""
     decisions = 0
     for step in steps:
@@ -437,15 +402,14 @@ def list_subagent_refs(steps: list[AtifStep]) -> Iterator[tuple[int | None, Suba
                 yield (decisions - 1 if decisions else None), ref
 
 
-def convert_steps(document: Document, value: dict[str, Any]) -> tuple[ChatDecisions, list[int]]:
+def convert_steps(document: _Document, value: dict[str, Any]) -> tuple[ChatDecisions, list[int]]:
     """Return the steps as a conversation, and the step index of each decision."""
     messages: list[Message] = []
     origins: list[int] = []
     for index, (step, raw_step) in enumerate(zip(document.steps, value["steps"], strict=True)):
         is_agent = step.source == "agent"
-        message: Message = drop_export_extra(
-            omit_fields(raw_step, *_STEP_KEYS, *(_AGENT_STEP_KEYS if is_agent else ())) or {}
-        )
+        mapped_keys = (*_STEP_KEYS, *(_AGENT_STEP_KEYS if is_agent else ()))
+        message: Message = drop_export_extra(omit_fields(raw_step, *mapped_keys) or {})
         if step.step_id not in (None, index + 1):
             message["step_id"] = step.step_id
         if step.timestamp is not None and (not is_agent or parse_time(step.timestamp) is None):
@@ -459,32 +423,25 @@ def convert_steps(document: Document, value: dict[str, Any]) -> tuple[ChatDecisi
                 message["tool_call_extra"] = call_extra
         if is_agent and step.reasoning_content:
             message["reasoning_content"] = step.reasoning_content
-        messages.append(checked_message(message, f"steps[{index}]"))
+        messages.append(check_message(message, f"steps[{index}]"))
         origins += [index] if is_agent else []
         names = {call.tool_call_id: call.function_name for call in step.tool_calls or ()}
         results = step.observation.results if step.observation else []
         for result, raw in zip(results, (raw_step.get("observation") or {}).get("results") or (), strict=True):
-            _add_result(messages, message, result, raw, names)
-            checked_message(messages[-1], f"steps[{index}].observation")
+            fields = omit_fields(raw, "source_call_id", "content") or {}
+            if (call_id := result.source_call_id) is not None:
+                fields |= {"role": "tool", "tool_call_id": call_id}
+                fields |= {"name": names[call_id]} if call_id in names else {}
+                messages.append(fields | {"content": result.content})
+            elif result.content is not None:
+                messages.append(fields | {"role": "user", "content": result.content})
+            elif fields:  # a result that only names sub-agents stays with its step
+                message.setdefault("observation", []).append(fields)
+            check_message(messages[-1], f"steps[{index}].observation")
     return parse_chat(messages, location="steps"), origins
 
 
-def _add_result(
-    messages: list[Message], caller: Message, result: AtifResult, raw: dict[str, Any], names: dict[str | None, str]
-) -> None:
-    """Append the message of a result. A result that only names sub-agents stays with its step."""
-    fields = omit_fields(raw, "source_call_id", "content") or {}
-    if result.source_call_id is not None:
-        name = {"name": names[result.source_call_id]} if result.source_call_id in names else {}
-        answer = {"role": "tool", "tool_call_id": result.source_call_id} | name | {"content": result.content}
-        messages.append(fields | answer)
-    elif result.content is not None:
-        messages.append(fields | {"role": "user", "content": result.content})
-    elif fields:
-        caller.setdefault("observation", []).append(fields)
-
-
-def fill_step(step: StepRecord, atif_step: AtifStep, raw_step: dict[str, Any], lineage: Lineage, index: int) -> None:
+def fill_step(step: StepRecord, atif_step: _AtifStep, raw_step: dict[str, Any], lineage: Lineage, index: int) -> None:
     """Write the model, times, tokens and cost of an ATIF step on a decision."""
     step.model = atif_step.model_name
     step.started_at = parse_time(atif_step.timestamp)
@@ -520,24 +477,20 @@ def attach_rollout_tokens(record: EpisodeRecord, rollout_detail: dict[str, Any],
     except msgspec.ValidationError:
         return False
     prompts, sampled = turns.prompt_token_ids, turns.completion_token_ids
-    if not len(prompts) == len(sampled) == len(calls):
+    counts = [record.steps[index].completion_tokens for index in calls]
+    lengths, lineage = list(map(len, sampled)), Lineage()
+    if not len(prompts) == len(sampled) == len(calls) or any(
+        count not in (None, length) for count, length in zip(counts, lengths, strict=True)
+    ):
         return False
-    for index, ids in zip(calls, sampled, strict=True):
-        if record.steps[index].completion_tokens not in (None, len(ids)):
-            return False
-    has_logprobs = turns.logprobs and list(map(len, turns.logprobs)) == list(map(len, sampled))
-    logprobs = turns.logprobs if has_logprobs else None
-    lineage = Lineage()
+    logprobs = turns.logprobs if turns.logprobs and list(map(len, turns.logprobs)) == lengths else None
     for turn, index in enumerate(calls):
         step = record.steps[index]
         step.tokens = lineage.add(index, prompts[turn], sampled[turn], logprobs[turn] if logprobs else None)
-        turn_extra = {
-            name: values[turn]
-            for name, values in (turns.extra or {}).items()
-            if isinstance(values, list) and len(values) == len(calls) and values[turn] is not None
-        }
-        if turn_extra:
-            step.extra = (step.extra or {}) | {"rollout_details": turn_extra}
+        lists = {name: values for name, values in (turns.extra or {}).items() if isinstance(values, list)}
+        turn_extra = {name: values[turn] for name, values in lists.items() if len(values) == len(calls)}
+        if extra_fields := omit_fields(turn_extra):
+            step.extra = (step.extra or {}) | {"rollout_details": extra_fields}
     return True
 
 
@@ -557,7 +510,7 @@ def _build_records(value: Any, file: Input, trial: Trial | None, *, is_cut: bool
         # A result without trajectories: one outcome for each run of the agent.
         trials = [
             Trial(value, step, as_object(as_object((step or value).get("verifier_result")).get("rewards")))
-            for step in _list_step_results(value) or [{}]
+            for step in list_objects(value.get("step_results")) or [{}]
         ]
         return [record for outcome in trials for record in _build_outcomes(outcome, file)]
     document = parse_document(value)
@@ -580,7 +533,7 @@ def _build_records(value: Any, file: Input, trial: Trial | None, *, is_cut: bool
     return records
 
 
-def _make_key(document: Document, path: Path, trial: Trial | None) -> EpisodeRecord:
+def _make_key(document: _Document, path: Path, trial: Trial | None) -> EpisodeRecord:
     """Return a record with only the key of a trial's main trajectory."""
     extra = document.extra or {}
     task_names = [extra.get(name) for name in ("task_id", "task_name", "instance_id")]
@@ -592,12 +545,8 @@ def _make_key(document: Document, path: Path, trial: Trial | None) -> EpisodeRec
         # Sessions are shared, and some tools name all alike; the beginning of a rollout tells it apart. Equal files of
         # a folder are rollouts with the same answers; which of them is which makes no difference.
         first = document.steps[0] if document.steps else None
-        begins: list[Any] = [
-            document.session_id,
-            document.trajectory_id,
-            first and first.timestamp,
-            first and first.message,
-        ]
+        begins: list[Any] = [document.session_id, document.trajectory_id]
+        begins += [first and first.timestamp, first and first.message]
         trial_ids = [trial.result.get(key) for key in ("id", "trial_name")] if trial is not None else []
         name = next((name for name in trial_ids if isinstance(name, str)), None)
         if document.trajectory_id is None and (equal_before := _search_folder(path)[1]):
@@ -616,13 +565,13 @@ class _Referrer(msgspec.Struct):
     """A document that refers to a neighbouring file."""
 
     path: Path
-    document: Document
+    document: _Document
     relation: str
     step: int | None
     """The decision that the file came out of."""
 
 
-def _locate_document(document: Document, file: Input, trial: Trial | None) -> tuple[EpisodeRecord, _FamilyPosition]:
+def _locate_document(document: _Document, file: Input, trial: Trial | None) -> tuple[EpisodeRecord, _FamilyPosition]:
     """Return the key of a document's trial, and the document's position among the files of its folder."""
     above: list[_Referrer] = []
     referrer = _find_referrer(file.path)
@@ -686,7 +635,7 @@ def _index_folder(folder: Path, changed_at: int) -> tuple[dict[str, list[Path]],
 
 
 def _build_family(
-    document: Document, value: dict[str, Any], key: EpisodeRecord, position: _FamilyPosition, file: Input
+    document: _Document, value: dict[str, Any], key: EpisodeRecord, position: _FamilyPosition, file: Input
 ) -> list[EpisodeRecord]:
     """Return the episode of a document, and those of the sub-agents embedded in it."""
     record = _build_episode(document, value, key, position, file)
@@ -709,13 +658,13 @@ def _build_family(
 
 
 def _build_episode(
-    document: Document, value: dict[str, Any], key: EpisodeRecord, position: _FamilyPosition, file: Input
+    document: _Document, value: dict[str, Any], key: EpisodeRecord, position: _FamilyPosition, file: Input
 ) -> EpisodeRecord:
     chat, origins = convert_steps(document, value)
     lineage = Lineage()
     for index, (step, origin) in enumerate(zip(chat.steps, origins, strict=True)):
         fill_step(step, document.steps[origin], value["steps"][origin], lineage, index)
-    agent, totals = document.agent, document.final_metrics or Totals()
+    agent, totals = document.agent, document.final_metrics or _Totals()
     times = [time for step in document.steps if (time := parse_time(step.timestamp)) is not None]
     extra = document.extra or {}
     mapped_keys = ("schema_version", "steps", "agent", "final_metrics", "subagent_trajectories")
@@ -724,16 +673,12 @@ def _build_episode(
     sum_keys = ("total_prompt_tokens", "total_completion_tokens", "total_cost_usd")
     if metrics := omit_fields(value.get("final_metrics") or {}, *sum_keys):
         leftover["final_metrics"] = metrics
-    record = EpisodeRecord(
-        task_id=key.task_id,
-        rollout_index=key.rollout_index,
-        run_id=key.run_id,
+    record = replace(
+        key,
         agent_id=position.agent_id,
         policy=agent.model_name,
         policy_version=parse_count(extra.get("policy_version")),
-        steps=chat.steps,
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
+        **chat.fields,
         tools=agent.tool_definitions,
         sampling={k: v for k in ("temperature", "top_p", "llm_kwargs") if (v := (agent.extra or {}).get(k))} or None,
         started_at=min(times, default=None),
@@ -751,10 +696,8 @@ def _build_episode(
         record.parent_step_index = position.parent_step
     elif (ours := as_object(extra.get(EXPORT_KEY))).get("relation") is not None:
         # Trajlake's own export wrote it without its parent.
-        record.relation, record.parent_step_index = (
-            as_text(ours["relation"]),
-            parse_count(ours.get("parent_step_index")),
-        )
+        record.relation = as_text(ours["relation"])
+        record.parent_step_index = parse_count(ours.get("parent_step_index"))
         record.parent_episode_id = as_text(ours.get("parent_episode_id"))
         record.root_episode_id = as_text(ours.get("root_episode_id"))
     return record
@@ -764,7 +707,7 @@ def _compute_id(key: EpisodeRecord, file: Input) -> str:
     return make_episode_text_id(replace(key, source_format=NAME), file)
 
 
-def _add_outcome(record: EpisodeRecord, document: Document, trial: Trial | None) -> None:
+def _add_outcome(record: EpisodeRecord, document: _Document, trial: Trial | None) -> None:
     extra = document.extra or {}
     rewards = trial.rewards if trial is not None else {}
     if not rewards and parse_number(extra.get("reward")) is not None:
@@ -780,7 +723,7 @@ def _add_outcome(record: EpisodeRecord, document: Document, trial: Trial | None)
             record.extra = (record.extra or {}) | {"trial": trial_extra}
 
 
-def _add_rollout_tokens(record: EpisodeRecord, document: Document, trial: Trial | None) -> None:
+def _add_rollout_tokens(record: EpisodeRecord, document: _Document, trial: Trial | None) -> None:
     """Write the tokens of the trial's rollout details on decisions. Details that match no decision go to `extra`."""
     details = trial.rollout_details if trial is not None else []
     if not details:
@@ -798,9 +741,8 @@ def _add_rollout_tokens(record: EpisodeRecord, document: Document, trial: Trial 
 
 def _build_outcomes(trial: Trial, file: Input) -> Iterator[EpisodeRecord]:
     """Yield the outcome of a trial without a trajectory, with its agents' sampled tokens if they are known."""
-    agent = trial.result.get("agent_info")
-    name = agent.get("name") if isinstance(agent, dict) else None
-    document = Document("", AtifAgent(name if isinstance(name, str) else "agent"), [])
+    name = as_object(trial.result.get("agent_info")).get("name")
+    document = _Document("", _AtifAgent(name if isinstance(name, str) else "agent"), [])
     key = _make_key(document, file.path, trial)
     for detail_number, detail in enumerate(trial.rollout_details or [{}]):
         turns = detail.get("prompt_token_ids")

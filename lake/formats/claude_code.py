@@ -19,23 +19,21 @@ Episode: the main line of a session is rollout 0. run_id is the project (the las
 environment `claude_code`.
 
 * An abandoned branch (a rewind, a fork) is an episode `fork` with a separate number. It begins after step
-  `parent_step_index` of its parent and does not repeat earlier steps. So a session of many rewinds does not grow with
-  their square, and no step counts twice. Its `initial_messages` are what came since that step.
+  `parent_step_index` of its parent and does not repeat earlier steps. Its `initial_messages` are what came since.
 * A sub-agent is an episode `subagent` with its `agentId` (else `sidechain-N`) as agent_id. The reader finds its step by
   its agentId, its tool call or its prompt. For a separate file it looks into the session's file next to it or above
   it, which also gives the run. Without that file the step stays unknown.
 * After `/clear` a new episode begins, with a separate number: a `continuation` without the steps before it.
 * Lines that were copied from another session (`forkedFrom`, another `sessionId`) stay, with `is_copied_context` on
-  their steps, which are not trained on. The episode is a `fork` or a `continuation` of that session's. Sessions that
-  1.0 resumed, and forks of 2.0, are written again under the new id; there, and where a file has the same history twice,
-  the `message.id` of a step shows the copy (`lake.formats.chat.sessions`).
+  their steps. The episode is a `fork` or a `continuation` of that session's. Sessions that 1.0 resumed, and forks of
+  2.0, are written again under the new id; there, and where a file has the same history twice, the `message.id` of a
+  step shows the copy (`lake.formats.chat.sessions`).
 
 Step: one response of the model, which is the assistant lines that share a `message.id`. Usage is repeated, and the last
-line has all of it. A step's `started_at` is the time of its first line, when its first part was complete: calls are
-not timed. API errors are spans (an episode that ends with one has failed), and `<synthetic>` messages are observations.
+line has all of it. `started_at` is the time of its first line, when its first part was complete. API errors are spans
+(an episode that ends with one has failed), and `<synthetic>` messages are observations.
 
-* Compaction: the summary is an observation with `isCompactSummary`; the policy no longer saw what came before it, so
-  the next step opens a context.
+* Compaction: the summary is an observation with `isCompactSummary`, and the next step opens a context.
 * An attachment is a message with the text that the model saw (`rendered`), else with its text, else without content.
   Reports of the tool beyond a result's text stay with the message as `toolUseResult`.
 * System lines are spans. Lines about the session are in `extra.session` of the main line; messages without an answer
@@ -44,7 +42,6 @@ not timed. API errors are spans (an episode that ends with one has failed), and 
   `api-request-shape` and `api-request` if a version has them.
 
 Reward: none. The `result` line of a stream sets the status, the stop reason and the cost.
-Refused: lines of a wrong shape, newer major versions, and the tool's files without conversations (`no_trajectory`).
 
 Source: files of versions 1.0.21, 2.0.13, 2.0.14 and 2.1.330, written by the tool (tests/golden/formats).
 """
@@ -59,7 +56,7 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import as_object, parse_number
+from lake.formats.base.fields import as_list, as_object, parse_number
 from lake.formats.base.format import HEAD_BYTES, FileHead, Format, Item, get_parent_folder
 from lake.formats.base.rows import ShapeError, UnsupportedError, make_episode_text_id, omit_fields
 from lake.formats.base.source import Input
@@ -94,18 +91,9 @@ NAME = "claude_code"
 _FLAGS = ("isMeta", "isCompactSummary", "isVisibleInTranscriptOnly")
 _STARTS = ("cwd", "gitBranch", "userType", "entrypoint", "slug", "version")
 """Fields of an episode that are stored once, and again if they change."""
-_MAPPED_KEYS = frozenset(
-    ("type", "message", "uuid", "parentUuid", "logicalParentUuid", "isSidechain", "timestamp", *_FLAGS)
-)
-_MAPPED_KEYS |= {
-    "sessionId",
-    "session_id",
-    "agentId",
-    "parent_tool_use_id",
-    "toolUseResult",
-    "tool_use_result",
-    "subtype",
-}
+_REPORTS = ("toolUseResult", "tool_use_result")
+_MAPPED_KEYS = frozenset(("type", "subtype", "message", "uuid", "parentUuid", "logicalParentUuid", *_FLAGS))
+_MAPPED_KEYS |= {"sessionId", "session_id", "isSidechain", "agentId", "parent_tool_use_id", *_REPORTS, "timestamp"}
 _MAPPED_KEYS |= {"attachment", "rendered", "renderedRole"}
 """Keys of a line that a column or message field holds."""
 _CALL_MAPPED_KEYS = _MAPPED_KEYS | {"costUSD", "durationMs"}
@@ -132,18 +120,15 @@ def recognise(look: FileHead) -> bool:
     """Return whether lines belong to a session, to one of its titles, or to a stream."""
     if look.kind not in ("lines", "object", "array"):
         return False
-    return (
-        look.has("sessionId", "parentUuid", "uuid")
-        or any(
-            ("sessionId" in line or "session_id" in line)
-            and line.get("type") in ("user", "assistant")
-            and isinstance(line.get("message"), dict)
-            for line in look.objects
-        )
-        or look.has("type", "summary", "leafUuid")
-        or look.has("messageId", "snapshot", "isSnapshotUpdate")
-        or any("sessionId" in line and line["type"] in _SESSION_TYPES for line in look.objects if _has_type(line))
-    )
+    key_sets = ("sessionId parentUuid uuid", "type summary leafUuid", "messageId snapshot isSnapshotUpdate")
+    return any(look.has(*keys.split()) for keys in key_sets) or any(map(_is_session_line, look.objects))
+
+
+def _is_session_line(line: dict[str, Any]) -> bool:
+    has_session = "sessionId" in line or "session_id" in line
+    if has_session and line.get("type") in ("user", "assistant") and isinstance(line.get("message"), dict):
+        return True
+    return "sessionId" in line and _has_type(line) and line["type"] in _SESSION_TYPES
 
 
 def no_trajectory(look: FileHead) -> str | None:  # noqa: PLR0911
@@ -263,18 +248,14 @@ class _BranchChat:
 
     def _decide(self, node: SessionNode) -> None:
         """Add a call as a message."""
-        content: list[Any] = []
-        thoughts: list[str] = []
-        signatures: list[str] = []
+        content, thoughts, signatures = list[Any](), list[str](), list[str]()
         calls: dict[str, dict[str, Any]] = {}
         extra: dict[str, Any] = {}
         for event in node.events:
             raw_message = event.value["message"]
             if isinstance(raw_message.get("content"), str):
                 content.append({"type": "text", "text": raw_message["content"]})
-            for part, raw in zip(
-                event.content_parts, raw_message["content"] if event.content_parts else (), strict=True
-            ):
+            for part, raw in event.pair_parts():
                 if part.is_tool_use:
                     call = make_tool_call(part.name or "", raw.get("input"), part.id)
                     call |= {key: field for key, field in raw.items() if key not in _TOOL_USE_KEYS}
@@ -288,11 +269,10 @@ class _BranchChat:
             extra |= self._field_changes.select_new(event.value, _CALL_MAPPED_KEYS)
             fields = {key: f for key, f in raw_message.items() if key not in _MESSAGE_KEYS and f is not None}
             extra |= {"message": fields} if fields else {}
-        usage = [message.usage for message in node.messages if message.usage]
         message = extra | {
             "message_id": node.messages[0].id,
             "uuids": [event.fields.uuid for event in node.events if event.fields.uuid] or None,
-            "usage": usage[-1] if usage else None,
+            "usage": node.usage or None,
             "signatures": signatures or None,
             "role": "assistant",
             "content": content,
@@ -313,7 +293,7 @@ class _BranchChat:
         step.model = messages[0].model
         step.finish_reason = next((message.stop_reason for message in reversed(messages) if message.stop_reason), None)
         step.started_at = node.events[0].at
-        usage = next((message.usage for message in reversed(messages) if message.usage), {})
+        usage = node.usage
         counts = [tokens for name in _PROMPT_COUNTS if (tokens := parse_token_count(usage.get(name))) is not None]
         step.prompt_tokens = sum(counts) if counts else None
         step.completion_tokens = parse_token_count(usage.get("output_tokens"))
@@ -321,10 +301,8 @@ class _BranchChat:
         step.cost = sum(costs) if costs else None
         times = [time for event in node.events if (time := parse_number(event.value.get("durationMs"))) is not None]
         step.latency = max(times) / 1000 if times else None
-        copied = self._context.copied
-        step.is_copied_context = find_source_session(node.events[0], self._context.name) is not None or (
-            bool(copied) and node.hash_response() in copied
-        )
+        copied, source = self._context.copied, find_source_session(node.events[0], self._context.name)
+        step.is_copied_context = source is not None or (bool(copied) and node.hash_response() in copied)
         step.trainable = not step.is_copied_context
 
     def _observe(self, event: SessionEvent) -> None:
@@ -336,15 +314,10 @@ class _BranchChat:
         error = None
         if fields.type == "assistant":
             error = self._failure = join_text(event.value["message"].get("content"))
-        self._spans.add(
-            "error" if error is not None else fields.type,
-            "api_error" if error is not None else fields.subtype or fields.type,
-            fields.uuid or f"line {event.number}",
-            steps=len(self._calls),
-            started_at=event.at,
-            error=error,
-            attributes=self._field_changes.select_new(event.value, _MAPPED_KEYS),
-        )
+        kind, name = (fields.type, fields.subtype or fields.type) if error is None else ("error", "api_error")
+        attributes = self._field_changes.select_new(event.value, _MAPPED_KEYS)
+        details: dict[str, Any] = {"started_at": event.at, "error": error, "attributes": attributes}
+        self._spans.add(kind, name, fields.uuid or f"line {event.number}", steps=len(self._calls), **details)
 
     def _convert_event(self, event: SessionEvent) -> list[Message]:
         """Return the messages of a line: the results of tools, and its other content."""
@@ -354,7 +327,7 @@ class _BranchChat:
             content = event.value["message"].get("content")
             role = "assistant" if event.fields.type == "assistant" else "user"
             messages, contents = [], []
-            for part, raw in zip(event.content_parts, content if event.content_parts else (), strict=True):
+            for part, raw in event.pair_parts():
                 if part.type == "tool_result":
                     messages.append(self._convert_result(raw))
                 else:
@@ -365,12 +338,9 @@ class _BranchChat:
         if not messages:
             return messages
         first = messages[0]
-        report = event.value.get("toolUseResult", event.value.get("tool_use_result"))
-        is_repeated = isinstance(report, str) and join_text(first["content"]) in (
-            report,
-            report.removeprefix("Error: "),
-        )
-        if report is not None and not is_repeated:
+        report = event.report
+        texts = (report, report.removeprefix("Error: ")) if isinstance(report, str) else ()
+        if report is not None and not (texts and join_text(first["content"]) in texts):
             first["toolUseResult"] = report
         messages[0] = first = self._field_changes.select_new(event.value, _MAPPED_KEYS) | first
         for key in ("uuid", "timestamp", *_FLAGS):
@@ -397,12 +367,10 @@ class _BranchChat:
                 return []
             self._prompt = prompt
             return [{"role": "system", "content": [{"type": "text", "text": text} for text in prompt]}]
-        rendered = event.value.get("rendered")
-        if isinstance(rendered, list) and rendered and all(isinstance(part, dict) for part in rendered):
-            contents = [part.get("content") for part in rendered]
-            if all(isinstance(content, str) for content in contents):
-                role = "user" if event.value.get("renderedRole") == "user" else "system"
-                return [{"role": role, "content": "\n".join(contents), "attachment": {"type": attachment.get("type")}}]
+        contents: list[Any] = [as_object(part).get("content") for part in as_list(event.value.get("rendered"))]
+        if contents and all(isinstance(content, str) for content in contents):
+            role = "user" if event.value.get("renderedRole") == "user" else "system"
+            return [{"role": role, "content": "\n".join(contents), "attachment": {"type": attachment.get("type")}}]
         key = "prompt" if attachment.get("type") == "queued_command" else "content"
         text = attachment.get(key)
         if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
@@ -450,7 +418,7 @@ class _ClaudeSession:
         kind = value["type"] if _has_type(value) else "unknown"
         if kind in _SKIPPED_TYPES or kind in _REQUEST_TYPES:
             self.skipped_counts[kind] += 1
-            if isinstance(shape := value.get("shape"), dict) and isinstance(tools := shape.get("tools"), list):
+            if isinstance(tools := as_object(value.get("shape")).get("tools"), list):
                 self._tools = self._tools or tools
             if isinstance(request := value.get("id"), str) and isinstance(params := value.get("params"), dict):
                 self._requests[request] = omit_fields(params, "model")
@@ -480,7 +448,7 @@ class _ClaudeSession:
             record = records[id(branch)] = _BranchChat(branch, context).build_record()
             record.run_id, record.environment = self.run_id, NAME
             record.source_format, record.source_version = NAME, self.version
-            self._set_parent(record, branch, records, origin, file)
+            self._set_parent(branch, records, origin, file)
             items.append((branch.nodes[0].events[0].number, record))
         mark_copies(records.values())
         self._add_session_fields(records[id(branches[0])], origin)
@@ -490,12 +458,8 @@ class _ClaudeSession:
         """Write the session's lines and its result on a file's first episode."""
         about = {kind: lines[0] if len(lines) == 1 else lines for kind, lines in self._about.items() if lines}
         result = about.pop("result", None)
-        extra = {
-            "session": about,
-            "left_out": dict(self.skipped_counts),
-            "lines_lost": self.lost,
-            "agent": origin.description,
-        }
+        extra: dict[str, Any] = {"session": about, "left_out": dict(self.skipped_counts)}
+        extra |= {"lines_lost": self.lost, "agent": origin.description}
         record.extra = (record.extra or {}) | {key: fields for key, fields in extra.items() if fields} or None
         if isinstance(result, dict):
             record.extra = (record.extra or {}) | {"result": result}
@@ -512,14 +476,10 @@ class _ClaudeSession:
                 record.error = str(result.get("result"))
 
     def _set_parent(
-        self,
-        record: EpisodeRecord,
-        branch: SessionBranch,
-        records: dict[int, EpisodeRecord],
-        origin: "_SubagentOrigin",
-        file: Input,
+        self, branch: SessionBranch, records: dict[int, EpisodeRecord], origin: "_SubagentOrigin", file: Input
     ) -> None:
-        """Write an episode's relation, parent and root."""
+        """Write the relation, parent and root of a branch's episode."""
+        record = records[id(branch)]
         first = self.tree.branches[0]
         main = (0, None, None)
         root, step = records[id(first)] if first.chain == MAIN else self._make_key(main), None
@@ -545,15 +505,10 @@ class _ClaudeSession:
 
     def _make_key(self, position: _CallPosition, session: str | None = None) -> EpisodeRecord:
         """Return a record with only the key of an episode, which may be in another file."""
-        rollout_index, agent_id, _ = position
-        return EpisodeRecord(
-            task_id=session or self.name or "",
-            steps=[],
-            run_id=self.run_id,
-            rollout_index=rollout_index,
-            agent_id=agent_id,
-            source_format=NAME,
-        )
+        index, agent_id, _ = position
+        key = EpisodeRecord(task_id=session or self.name or "", steps=[], run_id=self.run_id, source_format=NAME)
+        key.rollout_index, key.agent_id = index, agent_id
+        return key
 
 
 class _SubagentOrigin(msgspec.Struct):
@@ -612,19 +567,13 @@ def _read_session(path: Path, size: int, changed_at: int) -> _SubagentSession:
         session = _ClaudeSession(lines, 0)
     except (OSError, ValueError, RecursionError):
         return _SubagentSession()
-    positions: dict[str, _CallPosition] = {
-        call: (branch.number, branch.chain or None, step)
-        for call, (branch, step) in session.tree.locate_calls().items()
-    }
+    calls = session.tree.locate_calls().items()
+    positions: dict[str, _CallPosition] = {c: (branch.number, branch.chain or None, i) for c, (branch, i) in calls}
     return _SubagentSession(session.run_id, session.tree.agents, positions, session.tree.list_responses())
 
 
 FORMAT = Format(
-    NAME,
-    "Claude Code sessions (.jsonl)",
-    recognise,
-    read,
-    no_trajectory,
+    *(NAME, "Claude Code sessions (.jsonl)", recognise, read, no_trajectory),
     is_whole=True,
     has_copies=True,
     run_folder=get_parent_folder,

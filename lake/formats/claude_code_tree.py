@@ -19,12 +19,13 @@ in the file.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import parse_time
+from lake.formats.base.fields import as_object, parse_time
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.sessions import Line, check_version, is_content
 from lake.ids import bytes_hash
@@ -126,6 +127,16 @@ class SessionEvent(msgspec.Struct, gc=False):
         return content if isinstance(content, list) else []
 
     @property
+    def report(self) -> Any:
+        """What the tool reports about a result beyond its text."""
+        return self.value.get("toolUseResult", self.value.get("tool_use_result"))
+
+    def pair_parts(self) -> Iterable[tuple[ContentPart, dict[str, Any]]]:
+        """Return the parts of its message, each with the object that it was read from."""
+        parts = self.content_parts
+        return zip(parts, self.value["message"]["content"], strict=True) if parts else ()
+
+    @property
     def is_call(self) -> bool:
         """Return whether a model wrote it."""
         message = self.fields.message
@@ -169,10 +180,8 @@ def parse_event(line: Line) -> SessionEvent | None:
         if part.is_tool_use and part.name is None:
             raise ShapeError(f"Object missing required field `name` - at `$.message.content[{index}]`")
         if part.type == "tool_result" and not is_content(part.content):
-            content_type = type(part.content).__name__
-            raise ShapeError(
-                f"`message.content[{index}].content` is {content_type}; valid: text, a list of parts, or null"
-            )
+            kind = type(part.content).__name__
+            raise ShapeError(f"`message.content[{index}].content` is {kind}; valid: text, a list of parts, or null")
     return event
 
 
@@ -193,6 +202,12 @@ class SessionNode(msgspec.Struct):
     def messages(self) -> list[ApiMessage]:
         """The messages of its lines."""
         return [event.fields.message for event in self.events if event.fields.message is not None]
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The usage of a response; its last line has all of it."""
+        messages = (event.fields.message for event in reversed(self.events))
+        return next((message.usage for message in messages if message is not None and message.usage), {})
 
     def hash_response(self) -> int:
         """Hash the id and the content of a response, which stay the same in a copy."""
@@ -325,7 +340,10 @@ class SessionTree:
             elif event.is_call:
                 event.node = self._add_call(event, above, calls, answered)
             else:
-                self._note_agent(event)
+                if isinstance(agent := as_object(event.report).get("agentId"), str):
+                    for part in event.content_parts:
+                        if part.tool_use_id is not None:
+                            self.agents.setdefault(agent, part.tool_use_id)
                 event.node = self._find_answered_call(event, answered)
                 if event.node >= 0:
                     self.nodes[event.node].results.append(event)
@@ -350,15 +368,15 @@ class SessionTree:
             self.nodes[node].events.append(event)
         else:
             node = calls[event.chain, name] = self._add_node(event, above, is_call=True)
-        for index, part in enumerate(event.content_parts):
+        for part, raw in event.pair_parts():
             if part.id is None or part.name is None or not part.is_tool_use or self._owners.get(part.id) == node:
                 continue
             self._owners[part.id] = node
             self.tools[part.id] = part.name
             answered.discard(part.id)
-            arguments = event.value["message"]["content"][index].get("input")
-            if part.name in _AGENT_TOOLS and isinstance(arguments, dict) and isinstance(arguments.get("prompt"), str):
-                self._prompts.setdefault(arguments["prompt"], deque()).append(node)
+            prompt = as_object(raw.get("input")).get("prompt")
+            if part.name in _AGENT_TOOLS and isinstance(prompt, str):
+                self._prompts.setdefault(prompt, deque()).append(node)
         return node
 
     def _continues(self, above: int, call: int) -> bool:
@@ -374,8 +392,9 @@ class SessionTree:
 
     def _find_answered_call(self, event: SessionEvent, answered: set[str]) -> int:
         """Return the node of the call whose results a line brings; -1 without results, or for repeated ones."""
-        ids = [part.tool_use_id for part in event.content_parts if part.tool_use_id is not None]
-        owner = self._owners.get(ids[0], -1) if ids and event.fields.type == "user" else -1
+        parts = event.content_parts if event.fields.type == "user" else ()
+        ids = [part.tool_use_id for part in parts if part.tool_use_id is not None]
+        owner = self._owners.get(ids[0], -1) if ids else -1
         if owner < 0 or self.nodes[owner].events[0].chain != event.chain or any(call in answered for call in ids):
             return -1
         answered.update(ids)
@@ -390,13 +409,6 @@ class SessionTree:
                 return
             self.nodes[node].is_answered = True
             index = self._events[index].parent
-
-    def _note_agent(self, event: SessionEvent) -> None:
-        result = event.value.get("toolUseResult", event.value.get("tool_use_result"))
-        if isinstance(result, dict) and isinstance(agent := result.get("agentId"), str):
-            for part in event.content_parts:
-                if part.tool_use_id is not None:
-                    self.agents.setdefault(agent, part.tool_use_id)
 
     def _add_node(self, event: SessionEvent, above: int, *, is_call: bool) -> int:
         index = len(self.nodes)
@@ -424,9 +436,9 @@ class SessionTree:
         lead = list(branch.lead)
         steps = 0
         while starts:
-            if branch.nodes and (cleared := [index for index in starts if self._begins_conversation(index)]):
-                conversation = SessionBranch(branch.chain, parent=branch, is_conversation=True)
-                forks += [(conversation, cleared)]
+            nodes = [(index, self.nodes[index]) for index in starts] if branch.nodes else []
+            if cleared := [index for index, node in nodes if node.newest[0] >= 0 and node.events[0].is_clear]:
+                forks.append((SessionBranch(branch.chain, parent=branch, is_conversation=True), cleared))
                 starts = [index for index in starts if index not in cleared]
                 continue
             newest = max(starts, key=lambda index: (*self.nodes[index].newest, index))
@@ -459,7 +471,3 @@ class SessionTree:
                 lead.append(node.events[0])
             starts = node.children
         return forks
-
-    def _begins_conversation(self, index: int) -> bool:
-        """Return whether a node clears the history before further calls."""
-        return self.nodes[index].newest[0] >= 0 and self.nodes[index].events[0].is_clear

@@ -13,13 +13,10 @@ their ids at the top.
 A playback line {env_index, step, messages} repeats the whole conversation so far. The last line of a recording of an
 `env_index` counts, and a step that does not follow the previous one begins the next recording.
 
-Step: an assistant message; one of `weight` 0 is not trained on.
-
 Reward: `control_plane_step`, on the message that ended a step, has the environment's reward. In recordings of 2025 it
 is the `metadata` of a tool's answer. It belongs to the decision at or before it, and the sum is `env_return`. So do
-`step_rewards` of OpenEnv rollouts, one for each decision. `evaluation_result` is a scorer's: its score under the
-evaluation's name (`evaluation_result` without one), each metric under its name, `step_outputs` by the index of the
-assistant's turn. A score that is marked as invalid has no value.
+`step_rewards` of OpenEnv rollouts. `evaluation_result` is a scorer's: its score under the evaluation's name, each
+metric under its name, `step_outputs` by the assistant's turn. A score that is marked as invalid has no value.
 
 Tokens: lists of ids in `execution_metadata.extra`, under `assistant_turn_payloads` for each turn, or for the last turn
 alone. A rollout of one turn may have them as `prompt_ids` and `completion_ids`, or in `raw_output`. Payloads of the
@@ -28,15 +25,12 @@ little endian (magic, version, flags, 2 reserved, number of tokens, bytes of the
 has an int32 id (-1 if it is missing) and a float32 log-probability for each token of the completion, `PTI1` an int32 id
 for each token of the prompt. Newer prompts are a JSON list instead.
 
-Sampling settings (`temperature`, `top_p`, ..., alone or in an object named in `_SETTINGS_KEYS`) come from the turn's
-payload or its `step_info`, else from the `extra` of `execution_metadata`, from that object, or from the row. The last
-resort is `completion_params`, as for every format (`lake.records.tell_sampling`). The fields stay in the row too.
+Sampling settings (alone or in an object named in `_SETTINGS_KEYS`) come from the turn's payload or its `step_info`,
+else from the `extra` of `execution_metadata`, from that object, or from the row, else from `completion_params`.
 
 Exact rows: a record does not keep how a row spelled a null, a time, or the position and packing of tokens. So the
 reader compares the original with the row that it builds from the record. `extra.as_read` has the differences without
 keys of APIs: a list of [path, value], or [path] for a value that the original lacks.
-
-Refused: data sets and summaries without rollouts; rows whose fields have wrong types.
 
 Source: the eval-protocol package, 0.3.33 (models.py, dataset_logger, mcp/execution, tracing).
 """
@@ -47,7 +41,8 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from typing import Any, TypeGuard
 
 import msgspec
@@ -67,14 +62,21 @@ from lake.formats.base.fields import (
     split_group,
 )
 from lake.formats.base.format import FileHead, Format, Item, find_folder_above, read_head_or_other
-from lake.formats.base.json_array import Element, Rewriter, find_not_a_number, find_repeated_key
-from lake.formats.base.rows import convert_value, convert_values, omit_fields, read_line_values, read_values
+from lake.formats.base.json_array import Element
+from lake.formats.base.rows import (
+    convert_value,
+    convert_values,
+    omit_fields,
+    parse_document,
+    read_line_values,
+    read_values,
+)
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage
 from lake.formats.chat.messages import ChatDecisions, Message, make_tool_call, parse_chat
 from lake.formats.tracing.payloads import report_unknown_keys
-from lake.records import EpisodeRecord, Reject, ScoreRecord, StepRecord, TokensRecord, excerpt, read_sampling
+from lake.records import EpisodeRecord, Reject, ScoreRecord, StepRecord, TokensRecord, read_sampling
 
 NAME = "eval_protocol"
 _LIMIT_REASONS = frozenset(("max_steps", "length"))
@@ -144,7 +146,7 @@ class _EvaluationResult(msgspec.Struct):
     step_outputs: list[dict[str, Any]] | None = None
 
 
-def read_control(message: dict[str, Any]) -> dict[str, Any] | None:
+def _read_control(message: dict[str, Any]) -> dict[str, Any] | None:
     """Return the control plane's report after a step; in recordings of 2025 the metadata of the tool's answer."""
     report, metadata = message.get("control_plane_step"), message.get("metadata")
     if isinstance(report, dict):
@@ -152,21 +154,14 @@ def read_control(message: dict[str, Any]) -> dict[str, Any] | None:
     return metadata if isinstance(metadata, dict) and metadata.keys() >= {"reward", "terminated"} else None
 
 
-def _list_controls(messages: list[Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the control plane's report after each step, with the index of its message."""
-    reports = ((index, read_control(message)) for index, message in enumerate(messages))
-    return [(index, report) for index, report in reports if report is not None]
-
-
-def add_rewards(messages: list[Any], chat: ChatDecisions, extra: dict[str, Any]) -> float | None:
+def _add_rewards(reports: dict[int, Any], chat: ChatDecisions, extra: dict[str, Any]) -> float | None:
     """Write rewards on steps and return the environment's return. Removes the rewards from `extra`."""
     total: float | None = None
-    for index, report in _list_controls(messages):
-        if (reward := parse_number(report.get("reward"))) is None:
-            continue
-        total = (total or 0.0) + reward
-        if (step_index := bisect_right(chat.message_indices, index) - 1) >= 0:
-            chat.steps[step_index].reward = (chat.steps[step_index].reward or 0.0) + reward
+    for index, report in reports.items():
+        if (reward := parse_number(report.get("reward"))) is not None:
+            total = (total or 0.0) + reward
+            if (step_index := bisect_right(chat.message_indices, index) - 1) >= 0:
+                chat.steps[step_index].reward = (chat.steps[step_index].reward or 0.0) + reward
     raw_rewards = extra.get("step_rewards")
     if total is None and isinstance(raw_rewards, list) and raw_rewards:
         step_rewards = [reward for raw in raw_rewards if (reward := parse_number(raw)) is not None]
@@ -178,39 +173,39 @@ def add_rewards(messages: list[Any], chat: ChatDecisions, extra: dict[str, Any])
     return total
 
 
-def read_end(
-    status: dict[str, Any] | None, messages: list[Any], *, is_scored: bool
-) -> tuple[str, str | None, str | None]:
-    """Return the status of a rollout, its stop reason, and its error."""
-    status = status or {}
-    reports = [report for _, report in _list_controls(messages)]
-    reasons = [as_text(report.get("termination_reason")) for report in (status, *reports)]
+def _read_outcome(
+    status: dict[str, Any], messages: list[Any], chat: ChatDecisions, extra: dict[str, Any], *, is_scored: bool
+) -> dict[str, Any]:
+    """Return the fields of a record about the outcome, and write rewards on steps; removes them from `extra`."""
+    controls = ((index, _read_control(message)) for index, message in enumerate(messages))
+    reports = {index: report for index, report in controls if report is not None}
+    reasons = [as_text(report.get("termination_reason")) for report in (status, *reports.values())]
+    has_ended = any(report.get("terminated") is True for report in reports.values())
     error = None
     for detail in as_list(status.get("details")):
         metadata = as_object(as_object(detail).get("metadata"))
         reasons.append(as_text(metadata.get("termination_reason")))
         error = error or as_text(metadata.get("error_message"))
     reason = next((text.rpartition(".")[2].lower() for text in reversed(reasons) if text), None)
-    code = status.get("code")
-    name = str(status.get("status"))
+    code, name = status.get("code"), str(status.get("status"))
     end = _STATUS_BY_CODE.get(code, "failed") if isinstance(code, int) else _STATUS_BY_NAME.get(name, "completed")
     if (code == 101 or name == "running") and is_scored:
         end = "completed"  # the default of an unset status is "running"
     if end not in ("completed", "aborted") or code in (1, 10):
         error = error or as_text(status.get("message")) or as_text(status.get("error_message"))
-    if end == "completed" and reason in _LIMIT_REASONS and not any(r.get("terminated") is True for r in reports):
+    if end == "completed" and reason in _LIMIT_REASONS and not has_ended:
         end = "truncated"
-    return "failed" if reason in _ERROR_REASONS else end, reason, error
+    terminated = None if reason not in _LIMIT_REASONS | _END_REASONS else reason in _END_REASONS
+    return {
+        "status": "failed" if reason in _ERROR_REASONS else end,
+        "terminated": has_ended or terminated,
+        "stop_reason": reason,
+        "error": error,
+        "env_return": _add_rewards(reports, chat, extra),
+    }
 
 
-def read_terminated(messages: list[Any], reason: str | None) -> bool | None:
-    """Return whether the environment or the agent ended a rollout: False for a limit, None if it is unknown."""
-    if any(report.get("terminated") is True for _, report in _list_controls(messages)):
-        return True
-    return False if reason in _LIMIT_REASONS else True if reason in _END_REASONS else None
-
-
-def read_scores(
+def _read_scores(
     result: _EvaluationResult | None, raw: dict[str, Any], name: str | None, step_count: int
 ) -> tuple[list[ScoreRecord], dict[str, Any] | None]:
     """Return the scores of an evaluation, and its other fields."""
@@ -249,10 +244,19 @@ def _add_score(scores: ScoreList, name: str, report: dict[str, Any]) -> None:
 
 
 def build_row(record: EpisodeRecord, scores: Sequence[ScoreRecord]) -> RowObject:
-    """Return the row of a record that was read from one, with the scores that stood in it."""
+    """Return the row of a record that was read from one, with the scores that stood in it.
+
+    Raises KeyError, TypeError, ...: a change does not fit.
+    """
     row = _assemble_row(record, scores)
-    for path, *value in (record.extra or {}).get(AS_READ_KEY, ()):
-        _apply_change(row, path, value)
+    for (*path, name), *value in (record.extra or {}).get(AS_READ_KEY, ()):
+        holder = reduce(getitem, path, row)
+        if isinstance(holder, dict) and not isinstance(name, str):
+            raise TypeError(f"{name!r} is not a key")
+        if value:
+            holder[name] = value[0]
+        else:
+            del holder[name]
     return row
 
 
@@ -264,7 +268,7 @@ def _assemble_row(record: EpisodeRecord, scores: Sequence[ScoreRecord]) -> RowOb
         execution["extra"] = dict(execution.get("extra") or {}) | token_fields
     rewards = [step.reward for step in record.steps]
     messages = _list_messages(record)
-    if any(reward is not None for reward in rewards) and not any(map(read_control, messages)):
+    if any(reward is not None for reward in rewards) and not any(map(_read_control, messages)):
         execution["extra"] = dict(execution.get("extra") or {}) | {"step_rewards": rewards}
     metadata = {"row_id": record.task_id, "completion_params": parameters}
     row = {
@@ -369,19 +373,7 @@ def _list_differences(built: Any, original: Any) -> Iterable[list[Any]]:
             yield [path, b_side]
 
 
-def _apply_change(row: Any, path: Sequence[str | int], value: Sequence[Any]) -> None:
-    """Set one value of a row, or delete it. Raises KeyError, TypeError, ...: the row has no such path."""
-    for key in path[:-1]:
-        row = row[key]
-    if isinstance(row, dict) and not isinstance(path[-1], str):
-        raise TypeError(f"{path[-1]!r} is not a key")
-    if value:
-        row[path[-1]] = value[0]
-    else:
-        del row[path[-1]]
-
-
-def add_tokens(steps: Sequence[StepRecord], row: dict[str, Any], execution: dict[str, Any]) -> None:
+def _add_tokens(steps: Sequence[StepRecord], row: dict[str, Any], execution: dict[str, Any]) -> None:
     """Write tokens on steps. `row` and `execution` are shallow copies: fields that the tokens cover are removed."""
     extra = execution["extra"] = dict(as_object(execution.get("extra")))
     raw = execution["raw_output"] = dict(as_object(execution.get("raw_output")))
@@ -398,11 +390,11 @@ def add_tokens(steps: Sequence[StepRecord], row: dict[str, Any], execution: dict
         if len(steps) == 1:
             holders += [(extra, _SINGLE_TURN_KEYS), (raw, _TOKEN_KEYS)]
         for holder, keys in holders:
-            _add_step_tokens(holder, keys, step, index, lineage)
+            _set_tokens(holder, keys, step, index, lineage)
         if step.tokens is not None:
             _set_sampling(step.tokens, turn, as_object(turn.get("step_info")), extra, execution, row)
-        for holder in (fields, *((row, extra) if index == len(steps) - 1 else ())):
-            _drop_repeated(holder, step.tokens)
+            for holder in (fields, *((row, extra) if index == len(steps) - 1 else ())):
+                _drop_repeated(holder, step.tokens)
         if payload := omit_fields(turn, "assistant_turn_index"):
             fields["payload"] = payload
         step.extra = fields or None
@@ -421,20 +413,16 @@ def _match_turns(turns: Any, step_count: int) -> tuple[dict[int, dict[str, Any]]
     return by_turn, unmatched_turns
 
 
-def _add_step_tokens(
-    holder: dict[str, Any], keys: Sequence[str], step: StepRecord, index: int, lineage: Lineage
-) -> None:
+def _set_tokens(holder: RowObject, keys: Sequence[str], step: StepRecord, index: int, lineage: Lineage) -> None:
     """Set the tokens of a step from a holder's lists, and remove the lists from the holder."""
     prompt, completion, logprobs = (holder.get(key) for key in keys)
-    if not (_are_ids(prompt) and _are_ids(completion)):
-        return
-    if step.tokens is None and _are_logprobs(logprobs, len(completion)):
-        step.tokens = lineage.add(index, prompt, completion, logprobs)
-    if (tokens := step.tokens) is None or completion != tokens.action_ids:
-        return
-    if logprobs in (None, tokens.action_logprobs):
-        for key in (*keys, *_REPEATED_KEYS):
-            holder.pop(key, None)
+    if _are_ids(prompt) and _are_ids(completion):
+        if step.tokens is None and _are_logprobs(logprobs, len(completion)):
+            step.tokens = lineage.add(index, prompt, completion, logprobs)
+        is_repeated = step.tokens is not None and completion == step.tokens.action_ids
+        if is_repeated and logprobs in (None, step.tokens and step.tokens.action_logprobs):
+            for key in (*keys, *_REPEATED_KEYS):
+                holder.pop(key, None)
 
 
 def _set_sampling(tokens: TokensRecord, *holders: dict[str, Any]) -> None:
@@ -446,15 +434,12 @@ def _set_sampling(tokens: TokensRecord, *holders: dict[str, Any]) -> None:
                     setattr(tokens, name, value)
 
 
-def _drop_repeated(holder: dict[str, Any], tokens: TokensRecord | None) -> None:
+def _drop_repeated(holder: dict[str, Any], tokens: TokensRecord) -> None:
     """Remove payloads and `logprobs` that repeat the tokens."""
-    if tokens is None:
-        return
     payloads = as_object(holder.get("payloads"))
     if payloads and _decode_payloads(payloads).get("completion_token_ids", tokens.action_ids) == tokens.action_ids:
-        holder["payloads"] = omit_fields(
-            payloads, *(kind for kind in _PAYLOAD_KINDS if _decode_payloads({kind: payloads.get(kind)}))
-        )
+        kinds = [kind for kind in _PAYLOAD_KINDS if _decode_payloads({kind: payloads.get(kind)})]
+        holder["payloads"] = omit_fields(payloads, *kinds)
     if _is_repeated(holder.get("logprobs"), tokens):
         del holder["logprobs"]
 
@@ -505,7 +490,6 @@ def _are_logprobs(logprobs: Any, count: int) -> bool:
 
 
 def _is_repeated(field: Any, tokens: TokensRecord) -> bool:
-    """Return whether a message's `logprobs` repeat its tokens."""
     content = field.get("content") if isinstance(field, dict) and field.keys() == {"content"} else None
     logprobs = tokens.action_logprobs or []
     if not isinstance(content, list) or not content or len(content) != len(logprobs):
@@ -536,22 +520,11 @@ class _PlaybackLine(msgspec.Struct):
 
 
 def _read_log(file: Input) -> Iterator[Element | Reject]:
-    """Yield the rows of the tool's SQLite log."""
-    rewriter, decode = Rewriter(), msgspec.json.Decoder().decode
     for item in read_table_column(file, _TABLE, "data"):
-        if isinstance(item, Reject):
-            yield item
-            continue
-        index, text = item
-        try:
-            value = decode(text)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raw = excerpt(text.decode("utf-8", errors="backslashreplace"))
-            message = find_not_a_number(text) or f"`data` is not JSON: {error}"
-            yield Reject(position=index, reason="malformed", message=message, raw=raw)
-            continue
-        is_plain, may_repeat = rewriter.compare(text, value)
-        yield Element(index, value, find_repeated_key(text) if may_repeat else None, is_plain, text)
+        row = item if isinstance(item, Reject) else parse_document(*item)
+        if isinstance(row, Reject) and row is not item:
+            row.reason, row.message = "malformed", row.message.replace("not JSON", "`data` is not JSON")
+        yield row
 
 
 def _read_playback(file: Input) -> Iterator[Item]:
@@ -584,21 +557,14 @@ def _build_playback_record(raw_line: Any, recording: int | None) -> list[Episode
     if recording is None:
         return []
     chat = _parse_messages(line.messages)
-    env_return = add_rewards(line.messages, chat, {})
-    status, reason, error = read_end(None, line.messages, is_scored=False)
-    return [
-        EpisodeRecord(
-            task_id=str(line.env_index),
-            rollout_index=recording,
-            status=status,
-            terminated=read_terminated(line.messages, reason),
-            stop_reason=reason,
-            error=error,
-            env_return=env_return,
-            **chat.fields,
-            extra=omit_fields(raw_line, "env_index", "messages"),
-        )
-    ]
+    record = EpisodeRecord(
+        task_id=str(line.env_index),
+        rollout_index=recording,
+        **_read_outcome({}, line.messages, chat, {}, is_scored=False),
+        **chat.fields,
+        extra=omit_fields(raw_line, "env_index", "messages"),
+    )
+    return [record]
 
 
 def build_record(value: Any, file: Input) -> EpisodeRecord:
@@ -612,8 +578,9 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     chat = _parse_messages(row.messages)
     for message in row.messages:
         report_unknown_keys(file, message)
-    add_tokens(chat.steps, fields, execution)
-    env_return = add_rewards(row.messages, chat, execution["extra"])
+    _add_tokens(chat.steps, fields, execution)
+    is_scored = row.evaluation_result is not None
+    outcome = _read_outcome(row.rollout_status or {}, row.messages, chat, execution["extra"], is_scored=is_scored)
     parameters = dict(as_object(remove_keys(metadata.get("completion_params"))))
     usage, cost = as_object(execution.get("usage")), as_object(execution.get("cost_metrics"))
     if (task_id := as_text(metadata.get("row_id"))) is None:
@@ -623,12 +590,11 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
     id_keys = ("rollout_id", "run_id", "experiment_id")
     rollout_id, run_id, experiment = (as_text(execution.get(key)) or as_text(value.get(key)) for key in id_keys)
     run = (experiment or as_text(value.get("cohort_id")) or run_id) if run_id else None
-    status, reason, error = read_end(row.rollout_status, row.messages, is_scored=row.evaluation_result is not None)
     if chat.steps and chat.steps[-1].finish_reason is None:
         chat.steps[-1].finish_reason = as_text(execution.get("finish_reason"))
     name = as_text(evaluation.get("name"))
     raw_result = as_object(value.get("evaluation_result"))
-    scores, result_fields = read_scores(row.evaluation_result, raw_result, name, len(chat.steps))
+    scores, result_fields = _read_scores(row.evaluation_result, raw_result, name, len(chat.steps))
     mapped_keys = ("messages", "tools", "ground_truth", "created_at", "evaluation_result", "execution_metadata")
     extra = omit_fields(fields, *mapped_keys, "input_metadata") or {}
     objects = {
@@ -648,11 +614,7 @@ def build_record(value: Any, file: Input) -> EpisodeRecord:
         expected_group_size=parse_count(evaluation.get("num_runs")),
         tools=row.tools,
         ground_truth=value.get("ground_truth"),
-        status=status,
-        terminated=read_terminated(row.messages, reason),
-        stop_reason=reason,
-        error=error,
-        env_return=env_return,
+        **outcome,
         scores=scores,
         started_at=parse_time(value.get("created_at")),
         prompt_tokens=parse_count(usage.get("prompt_tokens")),
@@ -698,8 +660,6 @@ def _parse_messages(messages: list[Any]) -> ChatDecisions:
     return chat
 
 
-FORMAT = Format(
-    *(NAME, "eval-protocol rows, its log and its playback files", recognise, read, no_trajectory),
-    is_whole=True,
-    run_folder=find_folder_above(r"\.?eval_protocol|datasets"),
-)
+_TITLE = "eval-protocol rows, its log and its playback files"
+_FOLDER = find_folder_above(r"\.?eval_protocol|datasets")
+FORMAT = Format(NAME, _TITLE, recognise, read, no_trajectory, is_whole=True, run_folder=_FOLDER)

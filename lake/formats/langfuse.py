@@ -35,7 +35,7 @@ from typing import Any
 from lake.formats.base.fields import as_list, as_object, hash_rollout_index, parse_number
 from lake.formats.base.format import FileHead, Format, Item, get_parent_folder, read_head
 from lake.formats.base.json_array import Element, to_json_text
-from lake.formats.base.rows import ShapeError, convert_value, read_values, read_with_partial
+from lake.formats.base.rows import ShapeError, convert_value, omit_fields, read_values, read_with_partial
 from lake.formats.base.source import Input
 from lake.formats.otlp.conventions import (
     LANGFUSE_CAPTURE,
@@ -80,32 +80,18 @@ TYPES = frozenset(
 )
 _CALL_KEYS = ("input", "output", "toolDefinitions")
 _COUNTED = frozenset(("input", "output", "total", "unit", "inputCost", "outputCost", "totalCost"))
-_NO_SETTINGS = frozenset(
-    ("id", "created_at", "finishReason", "http_options", "instructions", "metadata", "system_instruction")
-)
+_NO_SETTINGS = ("id", "created_at", "finishReason", "http_options", "instructions", "metadata", "system_instruction")
 """Keys of `modelParameters` that are part of the request or the answer; they stay with the span."""
 _PREFIX = "langfuse.observation."
-_ATTRIBUTE_NAMES = {
-    "input": "input",
-    "output": "output",
-    "model": "model.name",
-    "modelParameters": "model.parameters",
-    "usageDetails": "usage_details",
-    "costDetails": "cost_details",
-}
+_ATTRIBUTE_NAMES = {"model": "model.name", "modelParameters": "model.parameters"}
+_ATTRIBUTE_NAMES |= {"usageDetails": "usage_details", "costDetails": "cost_details"}
 ITEM_KEYS = ("langfuse.experiment.item.id", "dataset_item_id")
 RUN_KEYS = ("langfuse.experiment.name", "experiment_run_name", "dataset_run_name")
 EXPECTED_KEYS = ("langfuse.experiment.item.expected_output",)
 
 
 def fill_observation(span: Span, kind: str, observation: dict[str, Any]) -> None:
-    """Set the kind and content of a span by its observation, and remove its messages from the attributes.
-
-    Args:
-        span: the span; its attributes are the observation's.
-        kind: type of the observation.
-        observation: the observation; JSON text in its values is decoded.
-    """
+    """Set the kind and content of a span by its observation of a type, and remove its messages from the attributes."""
     metadata = as_object(decode_payload(observation.get("metadata")))
     attributes = dict(as_object(decode_payload(metadata.get("attributes"))))
     traced_kind = get_genai_kind(attributes) or (get_text(attributes, "openinference.span.kind") or "").lower()
@@ -163,14 +149,11 @@ def _build_call(observation: dict[str, Any], attributes: dict[str, Any], model: 
         call.prompt = messages or call.prompt
     call.answers = answers.messages or call.answers
     call.tools = _list_tools(observation) or prompt.tools or answers.tools or call.tools
-    sampling = {key: field for key, field in settings.items() if field is not None and key not in _NO_SETTINGS}
-    call.sampling = sampling or call.sampling
+    call.sampling = omit_fields(settings, *_NO_SETTINGS) or call.sampling
     call.model = model or call.model
-    for name, usage_key, keys in (
-        ("prompt_tokens", "input", ("promptTokens", "prompt_tokens")),
-        ("completion_tokens", "output", ("completionTokens", "completion_tokens")),
-    ):
-        counts = map(to_count, (usage.get(usage_key), get_first(observation, *keys), getattr(call, name)))
+    names = (("prompt_tokens", "input", "promptTokens"), ("completion_tokens", "output", "completionTokens"))
+    for name, usage_key, key in names:
+        counts = map(to_count, (usage.get(usage_key), get_first(observation, key, name), getattr(call, name)))
         setattr(call, name, next((count for count in counts if count is not None), None))
     # An unknown price is 0 in the totals, and absent from the details.
     total = cost.get("total", observation.get("calculatedTotalCost"))
@@ -212,6 +195,11 @@ NAME = "langfuse"
 _IDS, _STARTS, _ENDS = ("traceId", "trace_id"), ("startTime", "start_time"), ("endTime", "end_time")
 _PARENTS = ("parentObservationId", "parent_observation_id")
 _OBSERVATION_KEYS = (*_PARENTS, "usageDetails", "usage_details", "completionStartTime")
+_TRACE_FIELDS: dict[str, tuple[str, ...]] = {
+    "name": ("traceName", "trace_name"),
+    "sessionId": ("sessionId", "session_id"),
+}
+_TRACE_FIELDS |= {"userId": ("userId", "user_id"), "id": _IDS, "tags": ("tags",), "release": ("release",)}
 _TRACE_KEYS = ("projectId", "project_id", "htmlPath", "bookmarked", "sessionId", "session_id", "userId", "scores")
 _MAPPED_KEYS = frozenset(("id", *_IDS, *_PARENTS, "type", "name", *_STARTS, *_ENDS, "trace_name", "latency"))
 """Keys of an observation with a place in its row, and its latency, which is in milliseconds in some files."""
@@ -258,7 +246,13 @@ def _convert(item: Element | Reject, file: Input, extra: dict[str, Any], *, are_
     position = item.index if isinstance(item, Element) else 0
 
     def convert(node: Any) -> list[EpisodeRecord]:
-        return _convert_trace(_build_trace_document(node) if are_rows else node, file, position, lost, extra)
+        if are_rows:  # the trace has the fields that they repeat
+            trace = {
+                key: next((field for row in node if (field := get_first(row, *keys)) is not None), None)
+                for key, keys in _TRACE_FIELDS.items()
+            }
+            node = {"trace": trace, "observations": node}
+        return _convert_trace(node, file, position, lost, extra)
 
     items = list(convert_value(item, NAME, convert))
     yield from items
@@ -309,17 +303,6 @@ def _split_observations(items: Iterable[Element | Reject]) -> Iterator[tuple[str
                 yield str(trace_id), item.index, row
 
 
-def _build_trace_document(rows: list[Any]) -> dict[str, Any]:
-    """Return observations of one trace as a document; the trace has the fields that they repeat."""
-    names: dict[str, tuple[str, ...]] = {"name": ("traceName", "trace_name"), "sessionId": ("sessionId", "session_id")}
-    names |= {"userId": ("userId", "user_id"), "id": _IDS, "tags": ("tags",), "release": ("release",)}
-    trace = {
-        key: next((field for row in rows if (field := get_first(row, *keys)) is not None), None)
-        for key, keys in names.items()
-    }
-    return {"trace": trace, "observations": rows}
-
-
 def _convert_trace(
     document: Any, file: Input, position: int, lost: list[Reject], extra: dict[str, Any]
 ) -> list[EpisodeRecord]:
@@ -351,6 +334,11 @@ def _convert_trace(
     if not isinstance(trace_id, str) or not trace_id.strip():
         raise ShapeError(f"`trace.id` is {trace_id!r}; valid: a text")
     item, run_id, expected = _find_experiment(fields, rows)
+    fields_left = omit_empty(fields, ("id", "observations", "scores"))
+    roots = [row for row in rows if not get_first(row, *_PARENTS)]
+    for key in ("input", "output"):
+        if any(decode_payload(fields_left.get(key)) == decode_payload(row.get(key)) for row in roots):
+            fields_left.pop(key, None)  # an outermost observation repeats it
     trace = Trace(
         id=trace_id,
         spans=[_build_span(row) for row in rows],
@@ -361,7 +349,7 @@ def _convert_trace(
         environment=get_text(fields, "name"),
         capture_setting=LANGFUSE_CAPTURE,
         ground_truth=decode_payload(expected),
-        extra=extra | {"trace": _get_extra(fields, rows)} | ({"lost_observations": len(lost)} if lost else {}),
+        extra=extra | {"trace": fields_left} | ({"lost_observations": len(lost)} if lost else {}),
     )
     scores = list_objects(fields.get("scores"))
     scores += list_objects(document.get("scores")) if fields is not document else []
@@ -371,16 +359,6 @@ def _convert_trace(
         span = by_id.get(str(get_first(score, "observationId", "observation_id")))
         (trace.scores if span is None else span.scores).append(_build_score(score))
     return build_episodes(trace, file, NAME)
-
-
-def _get_extra(fields: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the further fields of a trace, without an input or output that an outermost observation repeats."""
-    roots = [row for row in rows if not get_first(row, *_PARENTS)]
-    extra = omit_empty(fields, ("id", "observations", "scores"))
-    for key in ("input", "output"):
-        if key in extra and any(decode_payload(extra[key]) == decode_payload(row.get(key)) for row in roots):
-            del extra[key]
-    return extra
 
 
 def _find_experiment(fields: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str | None, str | None, Any]:

@@ -6,39 +6,29 @@ RL traces, `rl_data/traces/YYYYMMDD/{agent}/{trace_id}.json`, one JSON document 
 
     {trace_id, agent_id, task, spans[], metadata, start_time, end_time, duration, total_reward, status}
     spans: {span_id, span_type, timestamp, ...}; the README's have neither id nor time, and are called span-0, span-1
-      prompt        input, output, model, input_tokens, output_tokens, reasoning
-      content       content, source                  one for each piece of a stream
-      reasoning     reasoning, source
-      tool          tool_name, arguments, result, success, execution_time, error
-      reward        reward, reward_type, reason
-      coordination  action_type, action_data, agent_states, coordination_round
+      prompt {input, output, model, input_tokens, output_tokens, reasoning}; content {content, source}, one for each
+      piece of a stream; reasoning {reasoning, source}; tool {tool_name, arguments, result, success, error};
+      reward {reward, reward_type, reason}; coordination {action_type, action_data, agent_states, coordination_round}
 
-A trace is an episode. Its task is `task`, which its agents and their further attempts share; its rollout index is a
-hash of trace_id. A prompt span is a decision. Without prompt spans, a decision is the run of content, reasoning and
-tool spans until text follows a tool: then the agent saw its result. Next to prompt spans, content and reasoning spans
-repeat them as they were streamed. A reward is a score, named by its type, of the decision before it, or of the episode
-without one. Rewards of a type at one decision are one score, their sum, with each of them in its metrics. `env_return`
-is `total_reward`.
+A trace is an episode. Its task is `task`; its rollout index is a hash of trace_id. A prompt span is a decision. Without
+prompt spans, a decision is the run of content, reasoning and tool spans until text follows a tool: then the agent saw
+its result. Next to prompt spans, content and reasoning spans repeat them as they were streamed. A reward is a score,
+named by its type, of the decision before it, or of the episode without one. Rewards of a type at one decision are one
+score, their sum, with each of them in its metrics. `env_return` is `total_reward`.
 
-A coordination trace (`metadata.coordination`) holds the orchestrator's view: votes, new answers, restarts. These are
-decisions of its agents, which have other traces, so here they are spans, and the episode is an outcome. Its task is
-`coordination: TASK`, because its rewards have another scale than those of the agents. The tool writes rewards for votes
-into this trace; their agent becomes part of the scorer's name, `voting:AGENT`.
+A coordination trace (`metadata.coordination`) holds votes, new answers and restarts. These are decisions of agents that
+have other traces, so here they are spans, and the episode is an outcome. Its task is `coordination: TASK`, because its
+rewards have another scale. A reward for a vote is the scorer's `voting:AGENT`.
 
-`lake.live.massgen` adds to the metadata of a trace: `messages` are the agent's input, where the tool only has the task,
-and `input_tokens` and `output_tokens` are the counts of its model. Our own export lists in `metadata.trajlake` the
-reward spans that are scores of ours, and the total without them: they are only scores here, so that the episode equals
-the exported one.
-
-Every span is stored completely in `attributes` of a span, in the order of `extra.massgen.spans`; all other fields of a
-trace are in `extra.massgen.trace`, its `messages` as `initial_messages`. The original file can be written again from
-these. `metadata/trace_index.json` repeats parts of all traces and contains none.
+`lake.live.massgen` adds `messages`, the agent's input, and the counts of its model's tokens to the metadata of a trace.
+Our own export lists in `metadata.trajlake` the reward spans that are scores of ours, and the total without them, so
+that the episode equals the exported one. The original file can be written again: spans are complete, in the order of
+`extra.massgen.spans`; all other fields are in `extra.massgen.trace`, `messages` as `initial_messages`.
 
 Session logs, `.massgen/massgen_logs/log_*/`, hold the answers and votes of agents. `coordination_events.json` contains
 {session_metadata{user_prompt, agent_ids, start_time, end_time, final_winner}, events[{timestamp, event_type, agent_id,
-details, context}]}; at first it was only the list of events. The folder also has, for each answer and vote,
-`{agent}/{time}/answer.txt`, `vote.json` and `context.txt`, and in `final/` the winner's presentation;
-`snapshot_mappings.json` maps events to these, else the times of the folders do.
+details, context}]}; at first it was only the list of events. The folder also has `{agent}/{time}/answer.txt`,
+`vote.json` and `context.txt`; `snapshot_mappings.json` maps events to these, else the times of the folders do.
 
 Each agent of a session is an episode. The task is the prompt; the rollout index is a hash of the session's start. The
 log has no calls of a model. A decision is an answer (`new_answer`; its text is the action), a vote (a call of the tool
@@ -63,6 +53,7 @@ and the orchestrator's snapshots of the massgen package, 0.0.2x to 0.1.97; massg
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePath
@@ -97,6 +88,7 @@ from lake.formats.base.rows import (
 )
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import Message, make_tool_call, parse_chat
+from lake.formats.tracing.payloads import to_text
 from lake.records import EpisodeRecord, Reject, ScoreRecord, SpanRecord, StepRecord
 
 # ---------------------------------------------------------------- RL traces
@@ -161,9 +153,9 @@ def convert_trace(document: Any) -> EpisodeRecord:
     trace = msgspec.convert(document, _MassgenTrace)
     metadata = trace.metadata or {}
     messages = _TraceMessages(trace)
-    decision_ids = frozenset(map(id, messages.decisions))
+    decision_ids = {id(decision) for decision, _ in messages.decisions}
     chat = parse_chat(messages.messages, is_decision=lambda message: id(message) in decision_ids)
-    for step, span in zip(chat.steps, messages.first_spans, strict=True):
+    for step, (_, span) in zip(chat.steps, messages.decisions, strict=True):
         step.model = as_text(span.get("model")) or as_text(metadata.get("model"))
         step.prompt_tokens = parse_count(span.get("input_tokens"))
         step.completion_tokens = parse_count(span.get("output_tokens"))
@@ -204,14 +196,10 @@ def convert_trace(document: Any) -> EpisodeRecord:
 
 
 class _TraceMessages:
-    """Builds messages from the spans of a trace."""
-
     def __init__(self, trace: _MassgenTrace) -> None:
         self.messages: list[Message] = []
-        self.decisions: list[Message] = []
-        """The messages that are decisions: the agent's input may hold earlier answers."""
-        self.first_spans: list[dict[str, Any]] = []
-        """The span that begins each decision."""
+        self.decisions: list[tuple[Message, dict[str, Any]]] = []
+        """The messages that are decisions (the agent's input may hold earlier answers), each with its first span."""
         self.span_steps: list[int | None] = []
         """For each span, the decision that it is part of or comes after."""
         self._has_prompts = any(span.get("span_type") == "prompt" for span in trace.spans)
@@ -227,7 +215,7 @@ class _TraceMessages:
         self._decision: Message = {}
         for index, span in enumerate(trace.spans):
             self._add(span, f"spans[{index}]", _get_span_id(span, index))
-            self.span_steps.append(len(self.first_spans) - 1 if self.first_spans else None)
+            self.span_steps.append(len(self.decisions) - 1 if self.decisions else None)
 
     def _add(self, span: dict[str, Any], path: str, span_id: str) -> None:
         kind = span.get("span_type")
@@ -245,8 +233,7 @@ class _TraceMessages:
             error = span.get("error")
             output = error if span.get("result") is None else span["result"]
             if output is not None:
-                text = output if isinstance(output, str) else msgspec.json.encode(output).decode()
-                message = {"role": "tool", "tool_call_id": span_id, "name": name, "content": text}
+                message = {"role": "tool", "tool_call_id": span_id, "name": name, "content": to_text(output)}
                 has_failed = error is not None or span.get("success") is False
                 self.messages.append(message | ({"is_error": True} if has_failed else {}))
         elif kind in ("content", "reasoning") and not self._has_prompts:
@@ -264,28 +251,26 @@ class _TraceMessages:
         if self._early_calls:
             self._decision["tool_calls"], self._early_calls = self._early_calls, []
         self.messages.append(self._decision)
-        self.decisions.append(self._decision)
-        self.first_spans.append(span)
+        self.decisions.append((self._decision, span))
 
 
 def _get_span_id(span: dict[str, Any], index: int) -> str:
-    """Return the id of a span; without one, its position."""
     return as_text(span.get("span_id")) or f"span-{index}"
 
 
 def _build_trace_spans(trace: _MassgenTrace, span_steps: Sequence[int | None]) -> list[SpanRecord]:
     """Build the rows of a trace's spans; the second of an id gets a number."""
     records: list[SpanRecord] = []
-    id_counts: dict[str, int] = {}
+    id_counts = Counter[str]()
     for index, (fields, step_index) in enumerate(zip(trace.spans, span_steps, strict=True)):
         span = msgspec.convert(fields, _TraceSpan)
         span_id = _get_span_id(fields, index)
-        id_counts[span_id] = count = id_counts.get(span_id, 0) + 1
+        id_counts[span_id] += 1
         names = [as_text(fields.get(key)) for key in ("tool_name", "reward_type", "action_type", "model")]
         records.append(
             SpanRecord(
                 trace_id=trace.trace_id,
-                span_id=span_id if count == 1 else f"{span_id}#{count}",
+                span_id=span_id if id_counts[span_id] == 1 else f"{span_id}#{id_counts[span_id]}",
                 kind=span.span_type,
                 name=next((name for name in names if name), span.span_type),
                 step_index=step_index,
@@ -302,7 +287,7 @@ def _build_trace_scores(trace: _MassgenTrace, span_steps: Sequence[int | None]) 
     for span, step_index in zip(trace.spans, span_steps, strict=True):
         if span.get("span_type") == "reward":
             scorer = as_text(span.get("reward_type")) or "reward"
-            voter = _VOTER.match(span["reason"]) if scorer == "voting" and isinstance(span.get("reason"), str) else None
+            voter = _VOTER.match(as_text(span.get("reason")) or "") if scorer == "voting" else None
             rewards.setdefault((f"voting:{voter[1]}" if voter else scorer, step_index), []).append(span)
     scores = ScoreList()
     for (scorer, step_index), spans in rewards.items():
@@ -323,8 +308,7 @@ def _remove_export(document: Any) -> tuple[Any, list[ScoreRecord]]:
     rewards, spans = added.get("rewards"), as_object(document).get("spans")
     if not isinstance(rewards, dict) or not isinstance(spans, list):
         return document, []
-    scores = []
-    source_spans = []
+    scores, source_spans = [], []
     for span in spans:
         span_id = as_text(as_object(span).get("span_id"))
         if span_id not in rewards or span.get("span_type") != "reward":
@@ -335,8 +319,8 @@ def _remove_export(document: Any) -> tuple[Any, list[ScoreRecord]]:
             step_index, reason = parse_count(rewards[span_id]), as_text(span.get("reason"))
             scores.append(ScoreRecord(scorer=scorer, value=reward, step_index=step_index, reason=reason))
     source_metadata = {key: field for key, field in metadata.items() if key != EXPORT_KEY}
-    absent = {"total_reward"} - added.keys() | ({"metadata"} if added.get("is_only_metadata") is True else set())
     source = {"spans": source_spans, "metadata": source_metadata, "total_reward": added.get("total_reward")}
+    absent = {"total_reward"} - added.keys() | ({"metadata"} if added.get("is_only_metadata") is True else set())
     return {key: field for key, field in (document | source).items() if key not in absent}, scores
 
 
@@ -350,12 +334,8 @@ def _find_traces_folder(path: PurePath) -> PurePath:
 LOGS_NAME = "massgen_logs"
 _KINDS = {"new_answer": "answer", "vote_cast": "vote", "final_answer": "final_answer"}
 """Event of a decision -> name of its snapshots."""
-_FAILED: dict[str, tuple[str, bool | None]] = {
-    "agent_error": ("failed", None),
-    "agent_timeout": ("truncated", False),
-    "agent_cancelled": ("aborted", None),
-}
-"""Event -> status, terminated."""
+_FAILED = {"agent_error": "failed", "agent_timeout": "truncated", "agent_cancelled": "aborted"}
+"""Event -> status."""
 _LONGEST = 64 << 20
 """Characters of an answer that are read."""
 
@@ -440,7 +420,6 @@ def convert_log(document: Any, folder: "_SessionFolder") -> list[EpisodeRecord]:
         scores = ScoreList()
         if winner is not None:
             scores.add("final_winner", winner == agent, metrics={"votes": votes.count(agent)})
-        status, terminated, error = _get_status([e for _, e in events if e.agent_id], has_ended=has_ended)
         event_steps = {index: step for step, (index, _) in enumerate(messages.decisions)}
         spans = [
             _build_span(name, index, event.event_type, document["events"][index], event_steps.get(index))
@@ -451,9 +430,7 @@ def convert_log(document: Any, folder: "_SessionFolder") -> list[EpisodeRecord]:
                 task_id=as_text(session.user_prompt) or name,
                 agent_id=agent,
                 rollout_index=hash_rollout_index(name),
-                status=status,
-                terminated=terminated,
-                error=error,
+                **_read_end([event for _, event in events if event.agent_id], has_ended=has_ended),
                 scores=scores.records,
                 started_at=parse_time(start),
                 ended_at=parse_time(session.end_time),
@@ -473,8 +450,6 @@ def _build_span(session: str, index: int, name: str, event: dict[str, Any], step
 
 
 class _AgentMessages:
-    """Builds messages from the contexts, answers and votes of an agent."""
-
     def __init__(self, session: _LogSession, agent: str, folder: "_SessionFolder") -> None:
         prompt = session.user_prompt
         self.messages: list[Message] = [{"role": "user", "content": prompt}] if prompt else []
@@ -482,18 +457,16 @@ class _AgentMessages:
         """Index of each decision's event, and the `extra` of its step."""
         self._folder = folder
         self._number = session.agent_ids.index(agent) + 1 if agent in session.agent_ids else 0
-        self._counts: dict[str, int] = {}
+        self._counts = Counter[str]()
 
     def add(self, index: int, event: _LogEvent) -> None:
-        """Add one event of the agent or of the session."""
         context = event.context or {}
         if event.event_type == "context_received":
             self.messages.append({"role": "user", "content": event.details or "", "context": context})
         if event.agent_id is None or event.event_type not in _KINDS:
             return
-        count = self._counts.get(event.event_type, 0)
-        self._counts[event.event_type] = count + 1
-        snapshot = self._folder.find_snapshot(event, self._number, count)
+        snapshot = self._folder.find_snapshot(event, self._number, self._counts[event.event_type])
+        self._counts[event.event_type] += 1
         if (context_text := self._folder.read_text(snapshot, "context.txt")) is not None:
             if not self.messages or "context" not in self.messages[-1]:
                 self.messages.append({"role": "user"})
@@ -516,8 +489,6 @@ class _AgentMessages:
 
 
 class _SessionFolder:
-    """The folder of a session, with the texts that its events refer to."""
-
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
         mappings, self.problem = read_companion(path / "snapshot_mappings.json")
@@ -542,7 +513,6 @@ class _SessionFolder:
         return files[count].parent if count < len(files) else None
 
     def read_text(self, snapshot: Path | None, name: str) -> str | None:
-        """Read a file of a snapshot as text; None if it does not exist."""
         try:
             if snapshot is not None and (snapshot / name).is_file():
                 with (snapshot / name).open(encoding="utf-8", errors="backslashreplace") as file:
@@ -552,13 +522,14 @@ class _SessionFolder:
         return None
 
 
-def _get_status(events: Sequence[_LogEvent], *, has_ended: bool) -> tuple[str, bool | None, str | None]:
-    """Return status, terminated and error of an agent; its last failure counts unless an answer or vote followed."""
+def _read_end(events: Sequence[_LogEvent], *, has_ended: bool) -> dict[str, Any]:
+    """Return the fields about the end of an agent; its last failure counts unless an answer or vote followed."""
     last = next((event for event in reversed(events) if event.event_type in {**_FAILED, **_KINDS}), None)
     if last is not None and last.event_type in _FAILED:
-        status, terminated = _FAILED[last.event_type]
-        return status, terminated, as_text(last.details)
-    return ("completed", True, None) if has_ended else ("aborted", None, None)
+        status = _FAILED[last.event_type]
+        terminated = False if status == "truncated" else None
+        return {"status": status, "terminated": terminated, "error": as_text(last.details)}
+    return {"status": "completed", "terminated": True} if has_ended else {"status": "aborted"}
 
 
 # ---------------------------------------------------------------- coordination logs of 2025
@@ -624,9 +595,7 @@ def convert_coordination(document: Any) -> list[EpisodeRecord]:
         text = "".join(chunk.content for chunk in chunks)
         repeated = ("", text.strip())
         summary = as_object(summaries.get(agent))
-        new = {
-            key: field for key, field in summary.items() if not (isinstance(field, str) and field.strip() in repeated)
-        }
+        new = {k: field for k, field in summary.items() if not (isinstance(field, str) and field.strip() in repeated)}
         pieces = [{"timestamp": c.timestamp, "type": c.type, "characters": len(c.content)} for c in chunks]
         step = StepRecord(
             state=log.session.question,

@@ -17,7 +17,7 @@ Files: JSON Lines, a JSON array, one object, or Parquet. `lake.formats.chat.data
     {..., label: true}                                          the score `label` (KTO); also `kto_tag`, and `target`
                                                                 (nebius), `is_success` and others of `SCORE_COLUMNS`
 
-Episode: a row; a pair of answers is two siblings. The task is the file's id column: the first of `TASK_ID_COLUMNS` that
+Episode: a row; a pair of answers is two siblings. The task is the file's id column: the first of `_TASK_COLUMNS` that
 the first row has. Rows with one id are siblings. Without an id column the task is the row's number, from 1.
 
 Step: an assistant message after the prompt. Those in the prompt, and the common beginning of chosen and rejected, are
@@ -27,8 +27,6 @@ not trained on.
 Reward: none, because rows do not say that an environment gave their numbers. `reward`, `score`, `rating`, `resolved`,
 and `rewards` and `scores` (objects of several) are scores; for a pair also `score_chosen` or `chosen_score`. A row of
 Trajlake's own export names its episode (`lake.formats.chat.data_sets`), or its agent if it is one step.
-
-Refused: rows in none of these forms, and messages of a wrong shape.
 
 Equal rows are equal episodes in every kind of file. Parquet cannot tell a null inside an object from a missing key, so
 nulls are dropped in all files, except in arguments of calls, tools and scores.
@@ -74,9 +72,8 @@ from lake.records import EpisodeRecord
 NAME = "messages"
 SHAREGPT_NAME = "sharegpt"
 _SHAREGPT_CHATS = ("conversations", "conversation", "messages", "items")
-TASK_ID_COLUMNS = (
-    *("task_id", "prompt_id", "example_id", "instance_id", "id", "conversation_id", "conversation_hash", "uuid"),
-)
+_CHAT_IDS = ("conversation_id", "conversation_hash")
+_TASK_COLUMNS = ("task_id", "prompt_id", "example_id", "instance_id", "id", *_CHAT_IDS, "uuid")
 _EXPORT_COLUMNS = frozenset((*EPISODE_NAMES, "messages", "prompt_messages"))
 """Columns of Trajlake's own export (`lake.export.chats`)."""
 _EXACT_KEYS = frozenset(("arguments", "tools", "functions", "rewards", "scores"))
@@ -176,14 +173,13 @@ def _choose_task(row: dict[str, Any], number: int, file: Input) -> tuple[str, st
     """Return the task of a row, and the column that names it; an empty column if none does."""
     column: str | None = file.memory.get("ids")
     if column is None:
-        column = file.memory["ids"] = next((key for key in TASK_ID_COLUMNS if _is_name(row.get(key))), "")
+        column = file.memory["ids"] = next((key for key in _TASK_COLUMNS if _is_name(row.get(key))), "")
     if not column:
         return str(number), ""
     return (str(row[column]), column) if _is_name(row.get(column)) else (f"row {number}", "")
 
 
 def _add_columns(record: EpisodeRecord, columns: dict[str, Any], scores: ScoreList) -> None:
-    """Write the scores and the columns of a row outside its chat on a record."""
     for key in SCORE_COLUMNS:
         score = columns.get(key)
         if key in ("rewards", "scores") and isinstance(score, dict):
@@ -225,7 +221,6 @@ def _select_side(columns: dict[str, Any], side: str) -> dict[str, Any]:
 
 
 def _recognise_sharegpt(head: FileHead) -> bool:
-    """Return whether rows have a conversation whose turns have `from` and `value`."""
     for row in read_head_rows(head):
         if set(row) >= {"conversations", "from", "value"} and set(row.values()) == {None}:
             return True  # a damaged document shows only its keys

@@ -13,11 +13,10 @@
     result is a `function_call_output` item.
 
 Episode: a document. The task is the instance, else a hash of the first user message. The sibling number is a hash of
-the first decision's time and response id, or of all messages if it has neither.
+the first decision's time and response id, or of the messages up to it if it has neither.
 Step: an assistant's message. `extra.response` repeats it, and gives model, tokens and finish reason; `extra.actions`
 repeats the tool calls, or the command in the text.
 Reward: none; the benchmark's verdict is in another file.
-Refused: other values of `trajectory_format`; single messages of a wrong shape in a bare list.
 
 Source: mini-swe-agent 2.4.6 (agents/default.py, models/), files of 1.x and of 2.x.
 """
@@ -95,7 +94,6 @@ def read(file: Input) -> Iterator[Item]:
 
 
 def _read_bare(file: Input) -> Iterator[Item]:
-    """Yield the episode of a list of messages, and rejects of damaged messages."""
     messages: list[Any] = []
     lost, is_cut = 0, False
     for element in read_array_values(file):
@@ -166,7 +164,6 @@ def _set_end(record: EpisodeRecord, info: _MiniSweInfo, *, is_cut: bool) -> None
 
 
 def _convert_message(raw: Any, index: int) -> Message:
-    """Return a message in the form of chat APIs. Raises ShapeError: it has another shape."""
     path = f"messages[{index}]"
     if isinstance(raw, dict) and "role" not in raw and "output" in raw and raw.get("object") == "response":
         answer = {key: field for key, field in raw.items() if key not in ("output", "extra")}
@@ -192,16 +189,18 @@ def _fill_step(step: StepRecord, lineage: Lineage, index: int) -> None:
 
 
 def _hash_first_answer(messages: list[Any]) -> int:
-    """Return a sibling number from the first answer's time and id, or from all messages."""
-    objects = (message for message in messages if isinstance(message, dict))
-    first = next((message for message in objects if message.get("role") == "assistant" or "output" in message), {})
+    """Return a sibling number from the first answer's time and id, or from the messages up to it."""
+    objects = [as_object(message) for message in messages]
+    answers = (at for at, message in enumerate(objects) if message.get("role") == "assistant" or "output" in message)
+    position = next(answers, None)
+    first = {} if position is None else objects[position]
     extra = as_object(first.get("extra"))
     answer: dict[str, Any] = response if isinstance(response := extra.get("response"), dict) else first
     identity = [answer.get("id"), extra.get("timestamp", first.get("timestamp"))]
-    is_unknown = identity == [None, None]
-    return hash_rollout_index(json.dumps(messages, sort_keys=True) if is_unknown else json.dumps(identity))
+    if identity == [None, None]:
+        identity = messages if position is None else messages[: position + 1]
+    return hash_rollout_index(json.dumps(identity, sort_keys=True))
 
 
-FORMAT = Format(
-    NAME, "mini-swe-agent trajectories (.traj.json)", recognise, read, is_whole=True, run_folder=get_rollouts_folder
-)
+_TITLE = "mini-swe-agent trajectories (.traj.json)"
+FORMAT = Format(NAME, _TITLE, recognise, read, is_whole=True, run_folder=get_rollouts_folder)

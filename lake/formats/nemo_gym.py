@@ -192,7 +192,6 @@ def _collect_extra(value: dict[str, Any], agent_id: str | None) -> dict[str, Any
 
 
 def _parse_response(request: _GymRequest, response: _GymResponse) -> ChatDecisions:
-    """Return the decisions of a response, with their tokens."""
     prompt = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     before: list[Message] = [{"role": "system", "content": request.instructions}] if request.instructions else []
     before += [message for message, _ in group_items(prompt, "responses_create_params.input")]

@@ -17,8 +17,6 @@ the first user message, because no event names the task. Its sibling number is a
 its first event. A line of an output is an episode with its instance as the task, and another `attempt` is a sibling. A
 completion log is an episode of one decision; the chat before it is context.
 
-Step: the events of one answer of the model; see `lake.formats.openhands_events`.
-
 Reward: the verdict of an evaluation in `test_result` (`resolved` of the report, or another name of `_VERDICTS`) is the
 return, and each verdict is a score. OpenAgentSafety's `final_score` {result, total} is `resolved` if the result is the
 total and not 0. Refused: events of a wrong shape, one by one; and base_state.json alone.
@@ -36,6 +34,7 @@ import msgspec
 from lake.formats.base.archives import EntryError, ZipEntry, list_entries
 from lake.formats.base.fields import (
     ScoreList,
+    as_list,
     as_object,
     hash_rollout_index,
     make_prompt_task_id,
@@ -60,6 +59,7 @@ from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage, apply_answer, build_input_message, build_output_message
 from lake.formats.chat.messages import Message, join_text, parse_chat
 from lake.formats.openhands_events import NAME, V0Conversation, V1Conversation, nest_arguments
+from lake.formats.tracing.payloads import list_objects
 from lake.records import EpisodeRecord, Reject
 
 _NUMBER = re.compile(r"(?:event-)?(\d+)(?:-[\w-]+)?\.json\Z")
@@ -80,18 +80,12 @@ def recognise(look: FileHead) -> bool:
     """Return whether a file holds events, outputs or a completion log."""
     if look.kind not in ("array", "lines", "object"):
         return look.kind == "zip" and any(map(_ENTRY.match, look.names))
-    if any(
-        _is_event(v) or _is_output(v) or _is_completion_log(v) or _unwrap_events(v) is not None for v in look.objects
-    ):
+    tests = (_is_event, _is_output, _is_completion_log, _unwrap_events)
+    if any(test(value) for value in look.objects for test in tests):
         return True
     keys = look.first.keys()
-    is_bare = bool(keys) and all(value is None for value in look.first.values())
-    return (
-        is_bare
-        and {"id", "source"} <= keys
-        and bool(keys & {"action", "observation", "llm_response_id"})
-        and (_TEXT_V0.search(look.text) is not None)
-    )
+    has_keys = {"id", "source"} <= keys and bool(keys & {"action", "observation", "llm_response_id"})
+    return has_keys and not any(v is not None for v in look.first.values()) and bool(_TEXT_V0.search(look.text))
 
 
 def no_trajectory(look: FileHead) -> str | None:
@@ -158,14 +152,17 @@ def read_events(file: Input) -> Iterator[Element | Reject]:
     if is_event_file(file.path):
         for path in list_events(file.path):
             for event in read_values(Input(path, file.run_id)):
-                number = parse_event_number(path) or 0
-                if isinstance(event, Reject):
-                    event.position = number
-                else:
-                    event.index = number
+                setattr(event, "position" if isinstance(event, Reject) else "index", parse_event_number(path) or 0)
                 yield event
     elif _is_zip(file.path):
-        yield from _read_archive(file)
+        entries, fault = list_entries(file.path)
+        archived = sorted((int(m[1]), entry.name, entry) for entry in entries if (m := _ENTRY.match(entry.name)))
+        with file.path.open("rb") as source:
+            for number, _, entry in archived:
+                file.meter.done += entry.packed
+                yield _read_entry(entry, number, source)
+        if fault is not None:
+            yield Reject(position=len(archived), reason="truncated", message=fault, raw="")
     else:
         yield from read_values(file)
 
@@ -180,17 +177,6 @@ def read_state(path: Path) -> tuple[Any, str | None]:
                 state = _read_entry(entry, 0, source)
             return (None, state.message) if isinstance(state, Reject) else (state.value, state.problem)
     return None, None
-
-
-def _read_archive(file: Input) -> Iterator[Element | Reject]:
-    entries, fault = list_entries(file.path)
-    events = sorted((int(match[1]), entry.name, entry) for entry in entries if (match := _ENTRY.match(entry.name)))
-    with file.path.open("rb") as source:
-        for number, _, entry in events:
-            file.meter.done += entry.packed
-            yield _read_entry(entry, number, source)
-    if fault is not None:
-        yield Reject(position=len(events), reason="truncated", message=fault, raw="")
 
 
 def _read_entry(entry: ZipEntry, number: int, source: Any) -> Element | Reject:
@@ -212,7 +198,7 @@ def _build_items(
     events: list[tuple[int, Element]], file: Input, lost: int, state: Any, problem: str | None
 ) -> Iterator[Item]:
     """Yield the episodes of events. An event of a wrong shape is a reject, and the reader takes the others."""
-    objects = [element.value for _, element in events if isinstance(element.value, dict)]
+    objects = list_objects([element.value for _, element in events])
     conversation = _start_conversation(objects, state)
     for position, element in events:
         fault = _add_event(conversation, element.value)
@@ -241,8 +227,8 @@ def _start_conversation(
     """Return an empty conversation of the events' version, named by its id, or by its first event and its attempt."""
     first = events[0] if events else {}
     is_v1 = any("kind" in event for event in events)
-    ids = [state.get("id")] if isinstance(state, dict) else []
-    ids += [v.get("id") for e in events if e.get("key") == "full_state" and isinstance(v := e.get("value"), dict)]
+    ids = [as_object(state).get("id")]
+    ids += [as_object(event.get("value")).get("id") for event in events if event.get("key") == "full_state"]
     ids += [event_id] if isinstance(event_id := first.get("id"), str) and len(event_id) > len("00000") else []
     fallback = f"{first.get('id')} {first.get('timestamp')}"
     if fallback == "None None":
@@ -267,15 +253,13 @@ def _add_event(conversation: V0Conversation | V1Conversation, event: Any) -> str
 
 def _build_output_records(value: dict[str, Any], file: Input) -> list[EpisodeRecord]:
     """Return the episodes of a line of an evaluation's output."""
-    history = value["history"] if isinstance(value.get("history"), list) else []
     # The history has events, or pairs of an action and a result.
-    events = [nest_arguments(event) for entry in history for event in (entry if isinstance(entry, list) else [entry])]
-    objects = [event for event in events if isinstance(event, dict)]
-    conversation = _start_conversation(objects, attempt=value.get("attempt"))
+    pairs = [entry if isinstance(entry, list) else [entry] for entry in as_list(value.get("history"))]
+    events = [nest_arguments(event) for pair in pairs for event in pair]
+    conversation = _start_conversation(list_objects(events), attempt=value.get("attempt"))
     issue = as_object(value.get("issue"))
-    conversation.task = str(
-        value.get("instance_id") or f"{issue.get('owner')}/{issue.get('repo')}#{issue.get('number')}"
-    )
+    issue_name = f"{issue.get('owner')}/{issue.get('repo')}#{issue.get('number')}"
+    conversation.task = str(value.get("instance_id") or issue_name)
     for index, event in enumerate(events):
         if (fault := _add_event(conversation, event)) is not None:
             raise ShapeError(f"{fault} - at `$.history[{index}]`")
@@ -359,9 +343,7 @@ def _build_completion_record(value: dict[str, Any]) -> EpisodeRecord:
 def _find_answer(answer: dict[str, Any]) -> Message:
     if isinstance(answer.get("output"), list):
         return build_output_message(answer["output"], "response.output")
-    choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
+    message = as_object(next(iter(as_list(answer.get("choices"))), None)).get("message")
     if not isinstance(message, dict):
         raise ShapeError("`response.choices[0].message` is missing; valid: the message of the answer")
     keys = ("content", "tool_calls", "reasoning_content")
@@ -397,18 +379,14 @@ def _is_completion_log(value: Any) -> bool:
 def _unwrap_events(value: Any) -> list[Any] | None:
     """Return the events in an answer of the tool's server; None for any other value."""
     for key in ("trajectory", "events", "items"):
-        inner = value.get(key) if isinstance(value, dict) else None
-        if isinstance(inner, list) and any(_is_event(event) for event in inner[:5]):
+        inner = as_list(as_object(value).get(key))
+        if any(_is_event(event) for event in inner[:5]):
             return inner
     return None
 
 
 FORMAT = Format(
-    NAME,
-    "OpenHands events, outputs and completion logs",
-    recognise,
-    read,
-    no_trajectory,
+    *(NAME, "OpenHands events, outputs and completion logs", recognise, read, no_trajectory),
     is_whole=True,
     run_folder=choose_run_folder,
 )

@@ -28,8 +28,8 @@ V1 (software-agent-sdk), objects with a `kind`, joined by `llm_response_id` and 
     ACPToolCallEvent    a call of an agent that runs elsewhere, once for each of its states
     ConversationStateUpdateEvent   execution_status, stats (sums so far), full_state, ...
 
-A decision is the events that share an `llm_response_id`; an agent's event without one is a separate decision. Fields of
-`action` that repeat the call's arguments are dropped. The condenser's calls are not the agent's.
+A decision is the events that share an `llm_response_id`; an agent's event without one is a separate decision. The
+condenser's calls are not the agent's.
 """
 
 from collections.abc import Callable
@@ -45,18 +45,15 @@ from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage, apply_answer
 from lake.formats.chat.messages import Message, check_message, join_text, make_tool_call, parse_chat
-from lake.formats.chat.sessions import SpanList, set_chat_fields
-from lake.records import EpisodeRecord, Index, StepRecord
+from lake.formats.chat.sessions import SpanList, parse_token_count, set_chat_fields
+from lake.formats.tracing.payloads import list_objects, to_text
+from lake.records import EpisodeRecord, Index
 
 NAME = "openhands"
 _CALL_KEY = "call"
 """Key of a decision's message with the key of its call, until the steps are made."""
-_TOOL_ACTIONS = frozenset(
-    (
-        *("change_agent_state", "condensation", "condensation_request", "loop_recovery", "null", "pause", "recall"),
-        *("resume", "start", "stop", "system", "task_tracking_reset"),
-    )
-)
+_TOOL_ACTIONS = frozenset(("change_agent_state", "condensation", "condensation_request", "loop_recovery", "null"))
+_TOOL_ACTIONS |= {"pause", "recall", "resume", "start", "stop", "system", "task_tracking_reset"}
 """Actions that no model decided on, in spite of their source."""
 _HIDDEN_OBSERVATIONS = frozenset(("agent_state_changed", "null", "recall", "user_rejected_state", "server_ready"))
 """Observations that a model does not read."""
@@ -64,15 +61,13 @@ _V0_LIMITS = ("maximum iteration", "max iteration", "maximum budget", "max budge
 _COMMON_KEYS = ("id", "timestamp", "source", "kind")
 _FINISH_TOOLS = ("finish", "FinishTool")
 _V1_LIMITS = ("MaxIterationsReached", "MaxBudgetReached", "MaxBudgetExceeded")
-_REPEATED_KINDS = frozenset(("StreamingDeltaEvent",))
-"""Kinds that repeat another event."""
 _DECODE = msgspec.json.Decoder().decode
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "max_output_tokens", "seed")
 """Sampling settings in the state of the agent's model."""
 
 
 class OpenHandsCall(msgspec.Struct):
-    """The fields of the model call of a decision."""
+    """The model call of a decision."""
 
     key: str
     answer: Any = None
@@ -95,17 +90,8 @@ class AgentConversation:
         self._decisions: dict[str, Message] = {}
         self._spans = SpanList(name)
 
-    @property
-    def last_call(self) -> OpenHandsCall | None:
-        """The call of the last decision."""
-        return next(reversed(self.calls.values()), None)
-
     def extend_decision(self, key: str, message: Message, event: dict[str, Any], answer: Any = None) -> None:
-        """Add an event to a decision. One call may have several events; the first one sets the position.
-
-        Raises:
-            ShapeError: a message of a wrong shape.
-        """
+        """Add an event to a decision, which has the position of its first event. Raises ShapeError: a wrong message."""
         check_message(message | {"role": "assistant"}, "event")
         events = [event] if event else []
         if (decision := self._decisions.get(key)) is None:
@@ -116,11 +102,9 @@ class AgentConversation:
         decision["events"] += events
         if text := join_text(message.get("content")):
             decision["content"] = join_text(decision.get("content")) + text
-        for name in ("tool_calls", "thinking_blocks"):
+        for name in ("tool_calls", "thinking_blocks", "reasoning_content"):
             if message.get(name):
-                decision[name] = [*(decision.get(name) or ()), *message[name]]
-        if message.get("reasoning_content"):
-            decision["reasoning_content"] = (decision.get("reasoning_content") or "") + message["reasoning_content"]
+                decision[name] = decision[name] + message[name] if decision.get(name) else message[name]
 
     def add_observation(self, message: Message) -> None:
         """Add a message that the agent sees. Raises ShapeError: a message of a wrong shape."""
@@ -128,26 +112,31 @@ class AgentConversation:
 
     def add_span(self, kind: str, name: str, event: dict[str, Any], *, error: str | None = None) -> None:
         """Add an event that is not a message."""
-        self._spans.add(
-            kind,
-            name,
-            str(event.get("id", f"{name}-{len(self._spans.records)}")),
-            steps=len(self._decisions),
-            started_at=parse_time(event.get("timestamp")),
-            error=error,
-            attributes=omit_fields(event, "id", "timestamp"),
-        )
+        span_id = str(event.get("id", f"{name}-{len(self._spans.records)}"))
+        time, attributes = parse_time(event.get("timestamp")), omit_fields(event, "id", "timestamp")
+        steps = len(self._decisions)
+        self._spans.add(kind, name, span_id, steps=steps, started_at=time, error=error, attributes=attributes)
 
     def build_record(self, name: str, task: str | None = None) -> EpisodeRecord:
         """Return the episode; `name` identifies the conversation."""
         chat = parse_chat(self.messages, is_decision=lambda message: _CALL_KEY in message)
         lineage = Lineage()
         for index, step in enumerate(chat.steps):
-            _fill_step(step, self.calls, lineage, index)
-        question = next((m for m in chat.initial_messages if m["role"] == "user"), None)
+            extra = step.extra or {}
+            call = self.calls[extra.pop(_CALL_KEY)]
+            step.cost, step.latency = call.cost, call.latency
+            if call.answer is not None and (response := apply_answer(step, call.answer, lineage, index)) is not None:
+                extra["response"] = response
+            # All events share one clock; the engine's clock differs, often by a time zone.
+            step.started_at = call.started_at or step.started_at
+            if step.tokens is None and call.prompt_ids and call.action_ids:
+                step.tokens = lineage.add(index, call.prompt_ids, call.action_ids)
+            if not extra.get("events"):
+                extra.pop("events", None)
+            step.extra = extra or None
         if task is None:
-            text = join_text(question.get("content"), "\n") if question is not None else None
-            task = name if text is None else make_prompt_task_id(text)
+            questions = (join_text(m.get("content"), "\n") for m in chat.initial_messages if m["role"] == "user")
+            task = name if (question := next(questions, None)) is None else make_prompt_task_id(question)
         record = EpisodeRecord(
             task_id=task,
             rollout_index=hash_rollout_index(name),
@@ -163,23 +152,6 @@ class AgentConversation:
         return record
 
 
-def _fill_step(step: StepRecord, calls: dict[str, OpenHandsCall], lineage: Lineage, index: int) -> None:
-    """Write the fields of a decision's call on its step."""
-    extra = step.extra or {}
-    call = calls[extra.pop(_CALL_KEY)]
-    step.cost, step.latency = call.cost, call.latency
-    if call.answer is not None and (response := apply_answer(step, call.answer, lineage, index)) is not None:
-        extra["response"] = response
-    if call.started_at is not None:
-        # All events share one clock; the engine's clock differs, often by a time zone.
-        step.started_at = call.started_at
-    if step.tokens is None and call.prompt_ids and call.action_ids:
-        step.tokens = lineage.add(index, call.prompt_ids, call.action_ids)
-    if not extra.get("events"):
-        extra.pop("events", None)
-    step.extra = extra or None
-
-
 class _CallMetadata(msgspec.Struct):
     function_name: str | None = None
     tool_call_id: str | None = None
@@ -187,8 +159,6 @@ class _CallMetadata(msgspec.Struct):
 
 
 class _V0Event(msgspec.Struct):
-    """An event; ids are numbers, and text in some exports."""
-
     id: int | str | None = None
     timestamp: str | int | float | None = None
     source: str | None = None
@@ -204,8 +174,6 @@ class _V0Event(msgspec.Struct):
 
 
 class _AgentFrame(msgspec.Struct):
-    """An agent at work: the main one, or one that it delegated to."""
-
     talk: AgentConversation
     agent: str | None = None
     parent: int | None = None
@@ -253,8 +221,7 @@ class V0Conversation:
         if self._metrics:
             usage = as_object(self._metrics.get("accumulated_token_usage"))
             for name in ("prompt_tokens", "completion_tokens"):
-                count = usage.get(name)
-                if type(count) is int and 0 <= count < 1 << 63:
+                if (count := parse_token_count(usage.get(name))) is not None:
                     setattr(main, name, count)
             main.cost = parse_number(self._metrics.get("accumulated_cost"))
             main.extra = (main.extra or {}) | {"llm_metrics": self._metrics}
@@ -283,9 +250,8 @@ class V0Conversation:
             chat.version = version if isinstance(version, str) else chat.version
             fields = omit_fields(args, "content", "tools", "openhands_version") or {}
             chat.add_observation(fields | {"role": "system", "content": _text_or_empty(args.get("content"))})
-        elif event.action == "condensation" and isinstance(args.get("summary"), str):
-            fields = {"role": "user", "content": args["summary"], "event": omit_fields(raw, "llm_metrics")}
-            chat.add_observation(fields)
+        elif event.action == "condensation" and isinstance(summary := args.get("summary"), str):
+            chat.add_observation({"role": "user", "content": summary, "event": omit_fields(raw, "llm_metrics")})
         elif event.action in _TOOL_ACTIONS:
             chat.add_span("event", event.action, omit_fields(raw, "llm_metrics") or {})
         elif event.source == "agent":
@@ -295,19 +261,19 @@ class V0Conversation:
             content = _text_or_empty(args.get("content") if is_message else event.message)
             fields = omit_fields(raw, *(["action"] if is_message else []), "message", "args", "llm_metrics") or {}
             extra_args = omit_fields(args, "content") if is_message else args
-            message = fields | {"role": "user", "content": content} | ({"args": extra_args} if extra_args else {})
-            chat.add_observation(message)
+            fields |= {"role": "user", "content": content} | ({"args": extra_args} if extra_args else {})
+            chat.add_observation(fields)
 
     def _add_decision(self, event: _V0Event, raw: dict[str, Any], chat: AgentConversation) -> None:
         metadata, args = event.tool_call_metadata or _CallMetadata(), event.args or {}
         answer = metadata.model_response
-        answer_id = answer.get("id") if answer else None
+        answer_id = (answer or {}).get("id")
         # Early events have no ids, or one id for all.
         key = answer_id if isinstance(answer_id, str) else f"event {len(chat.messages)}"
         self._calls[event.id] = metadata.tool_call_id, metadata.function_name
-        choices = answer.get("choices") if answer else None
+        choices = (answer or {}).get("choices")
         choice = as_object(choices[0]) if isinstance(choices, list) and choices else {}
-        answer_message = choice.get("message") if isinstance(choice.get("message"), dict) else None
+        answer_message = choice["message"] if isinstance(choice.get("message"), dict) else None
         message: dict[str, Any] = {}
         if answer_message is not None:
             message = {"content": answer_message.get("content"), "tool_calls": answer_message.get("tool_calls") or None}
@@ -329,12 +295,10 @@ class V0Conversation:
         if event.action == "finish" and len(self._active) == 1:
             self._is_finished = True
         if event.action == "delegate":
-            agent = _text_or_empty(args.get("agent")) or "delegate"
-            child = _AgentFrame(
-                AgentConversation(self._name), f"{agent}:{event.id}", self._active[-1], len(chat.calls) - 1
-            )
+            agent = f"{_text_or_empty(args.get('agent')) or 'delegate'}:{event.id}"
+            child = _AgentFrame(AgentConversation(self._name), agent, self._active[-1], len(chat.calls) - 1)
+            self._active.append(len(self._frames))
             self._frames.append(child)
-            self._active.append(len(self._frames) - 1)
 
     def _add_observation(self, event: _V0Event, raw: dict[str, Any], chat: AgentConversation) -> None:
         if event.observation == "delegate" and len(self._active) > 1:
@@ -401,8 +365,6 @@ class _V1Message(msgspec.Struct):
 
 
 class _V1Event(msgspec.Struct):
-    """The fields of the kinds that are read."""
-
     kind: str
     id: str | int | None = None
     timestamp: str | int | float | None = None
@@ -444,14 +406,11 @@ class V1Conversation:
         self._is_finished = False
         self._running: dict[str, dict[str, Any]] = {}
         self._handlers: dict[str, Callable[[_V1Event, dict[str, Any]], None]] = {
+            **dict.fromkeys(("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"), self._add_observation),
+            **dict.fromkeys(("Condensation", "CondensationSummaryEvent"), self._add_summary),
             "SystemPromptEvent": self._add_prompt,
             "MessageEvent": self._add_message,
             "ActionEvent": self._add_action,
-            "ObservationEvent": self._add_observation,
-            "AgentErrorEvent": self._add_observation,
-            "UserRejectObservation": self._add_observation,
-            "Condensation": self._add_summary,
-            "CondensationSummaryEvent": self._add_summary,
             "TokenEvent": self._add_tokens,
             "LLMCompletionLogEvent": self._add_log,
             "ACPToolCallEvent": self._add_remote_call,
@@ -464,7 +423,7 @@ class V1Conversation:
         kind = event.kind.rpartition(".")[2]
         if (time := parse_time(event.timestamp)) is not None:
             self._chat.times.append(time)
-        if kind in _REPEATED_KINDS:
+        if kind == "StreamingDeltaEvent":  # it repeats a part of another event
             return
         if kind == "ConversationErrorEvent":
             code, detail = str(raw.get("code")), str(raw.get("detail"))
@@ -481,7 +440,14 @@ class V1Conversation:
         usage_by_model = as_object(as_object(self._state.get("stats")).get("usage_to_metrics"))
         usages = [usage for usage in usage_by_model.values() if isinstance(usage, dict)]
         for usage in usages:
-            self._fill_calls(usage)
+            for latency in list_objects(usage.get("response_latencies")):
+                call = self._chat.calls.get(str(latency.get("response_id")))
+                if call is not None and call.latency is None:
+                    call.latency = parse_number(latency.get("latency"))
+            for call_usage in list_objects(usage.get("token_usages")):
+                call = self._chat.calls.get(str(call_usage.get("response_id")))
+                if call is not None and call.answer is None:
+                    call.answer = {"model": call_usage.get("model"), "usage": call_usage}
         record = self._chat.build_record(self._name, self.task)
         for name in ("prompt_tokens", "completion_tokens"):
             sums = [as_object(usage.get("accumulated_token_usage")).get(name) for usage in usages]
@@ -514,17 +480,6 @@ class V1Conversation:
         elif status in ("running", "paused", "deleting"):
             record.status = "aborted"
 
-    def _fill_calls(self, usage: dict[str, Any]) -> None:
-        """Write the statistics of single calls on them."""
-        for latency in _as_list(usage.get("response_latencies")):
-            call = self._chat.calls.get(str(as_object(latency).get("response_id")))
-            if call is not None and call.latency is None:
-                call.latency = parse_number(latency.get("latency"))
-        for call_usage in _as_list(usage.get("token_usages")):
-            call = self._chat.calls.get(str(as_object(call_usage).get("response_id")))
-            if call is not None and call.answer is None:
-                call.answer = {"model": call_usage.get("model"), "usage": call_usage}
-
     def _add_prompt(self, event: _V1Event, raw: dict[str, Any]) -> None:
         self._chat.tools = event.tools or self._chat.tools
         texts = [part for part in (event.system_prompt, event.dynamic_context) if part is not None]
@@ -540,7 +495,7 @@ class V1Conversation:
         fields = {key: field for key, field in fields.items() if field not in ([], {})}
         fields |= {key: field for key, field in message_fields.items() if field not in ([], False)}
         if event.source == "agent":
-            blocks = _as_list(raw_message.get("thinking_blocks"))
+            blocks = raw_message["thinking_blocks"] if isinstance(raw_message.get("thinking_blocks"), list) else []
             message: Message = {"content": _join_content(llm_message.content), "thinking_blocks": blocks or None}
             message["reasoning_content"] = _join_reasoning(llm_message.reasoning_content, blocks)
             if llm_message.tool_calls:
@@ -598,17 +553,16 @@ class V1Conversation:
             self._chat.add_observation(fields | {"role": "user", "content": event.summary})
 
     def _add_tokens(self, event: _V1Event, raw: dict[str, Any]) -> None:
-        call = self._chat.last_call
+        call = next(reversed(self._chat.calls.values()), None)
         if call is None or call.prompt_ids is not None or not event.prompt_token_ids or not event.response_token_ids:
             self._chat.add_span("event", event.kind, raw)
         else:
             call.prompt_ids, call.action_ids = event.prompt_token_ids, event.response_token_ids
 
     def _add_log(self, event: _V1Event, raw: dict[str, Any]) -> None:
-        try:
+        log: dict[str, Any] = {}
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
             log = as_object(_DECODE(event.log_data or "null"))
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            log = {}
         answer = as_object(log.get("response"))
         call = self._chat.calls.get(str(answer.get("id")))
         if call is None:
@@ -630,9 +584,8 @@ class V1Conversation:
             self._running[call_id] = raw
         if raw.get("status") in ("completed", "failed"):
             output, content = raw.get("raw_output"), raw.get("content")
-            text = "" if output is None else msgspec.json.encode(output).decode()
-            message: Message = {"role": "tool", "tool_call_id": call_id}
-            message["content"] = output if isinstance(output, str) else text
+            text = "" if output is None else to_text(output)
+            message: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
             message |= {"parts": content} if content else {}
             self._chat.add_observation(message | ({"is_error": True} if raw.get("is_error") is True else {}))
 
@@ -659,9 +612,5 @@ def _join_content(content: Any) -> Any:
 
 def _join_reasoning(text: str | None, blocks: Any) -> str | None:
     """Return the reasoning, or without a text that of the blocks."""
-    texts = [as_object(block).get("thinking") for block in _as_list(blocks)]
+    texts = [block.get("thinking") for block in list_objects(blocks)]
     return text or "".join(block_text for block_text in texts if isinstance(block_text, str)) or None
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -16,7 +16,6 @@ Step: a run of trained tokens (`loss_mask`; with losses of several kinds, those 
 empty. Its ids and the log-probabilities of the engine (`inference_logprobs`) are exact.
 Reward: `env_return`, which the trainer repeats at every token. Numbers of the trainer are in `extra`, as long as the
 sequence.
-Refused: newer schema versions; lists that are not as long as the sequence.
 
 Source: prime-rl (Prime Intellect, Apache-2.0), src/prime_rl/trainer/rl/token_export.py, May to October 2026.
 """
@@ -121,7 +120,5 @@ def _build_steps(row: _TokenRow) -> list[StepRecord]:
     return steps
 
 
-_RUN_FOLDER = find_folder_above(r"step_\d+")
-FORMAT = Format(
-    NAME, "prime-rl token exports (step_N/rank_R.jsonl)", recognise, read, by_line=True, run_folder=_RUN_FOLDER
-)
+_FOLDER = find_folder_above(r"step_\d+")
+FORMAT = Format(NAME, "prime-rl token exports (step_N/rank_R.jsonl)", recognise, read, by_line=True, run_folder=_FOLDER)

@@ -134,7 +134,6 @@ def read_rows(rows: Iterable[_Row], shape: Shape, file: Input, name: str) -> Ite
 
 
 def _build_record(numbers: Sequence[int], source_rows: Sequence[_Row], shape: Shape, file: Input) -> EpisodeRecord:
-    """Build the record of one episode's rows, which have the numbers `numbers`."""
     rows = []
     for number, row in zip(numbers, source_rows, strict=True):
         with _naming_row(number):
@@ -221,7 +220,6 @@ def _build_steps(numbers: Sequence[int], rows: Sequence[_Row]) -> dict[str, Any]
 
 
 def _build_chat(numbers: Sequence[int], rows: Sequence[_Row], shape: Shape) -> dict[str, Any]:
-    """Return the fields of an episode that come from its chat."""
     if shape == "episodes":
         with _naming_row(numbers[0]):
             messages, rewards = rows[0].get("messages"), rows[0].get("step_rewards")
@@ -364,7 +362,6 @@ def _has_writing_with(connection: "duckdb.DuckDBPyConnection", query: str) -> bo
 
 
 def _fetch_rows(relation: "duckdb.DuckDBPyRelation", path: Path, meter: Meter) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a query in its order."""
     import duckdb
     import pyarrow as pa
 

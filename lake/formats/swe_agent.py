@@ -13,14 +13,13 @@ Versions: 0.x has no `query`, and `state` is text; early 1.0 names it `messages`
 
 Episode: a document, or each of several `attempts`, which are siblings. The task is the instance:
 `problem_statement.id`, else the file's name, which the tool derives from it. The number among siblings is a hash of the
-first entry if that has a time, else of all entries.
+first entry, or of the history up to its first answer.
 Step: an entry of `trajectory`. Its text is `response`; its tool calls and thinking are in `history`. Its state is the
 end of its `query`, or of `history` without a query; the rest of `query` is a repetition and dropped. Entries that only
 say why the tool stops stay and are not trained on. In a demonstration the assistant entries of `history` are the
 decisions; entries with `is_demo` count only if all have it.
 Reward: none; the benchmark's verdict is in another file. A reviewer's verdict is the score `review`; the score
 `best_attempt` marks the chosen attempt.
-Refused: versions above 1.x, and messages of a wrong shape.
 
 Source: SWE-agent's agents.py of 0.x and 1.x, and files of both.
 """
@@ -49,12 +48,11 @@ _RESPONSE = re.compile(r'"response"\s*:\s*"')
 _LIMITS = ("exit_cost", "exit_context", "exit_total_execution_time", "exit_command_timeout")
 _AGENT_ENDS = ("submitted", "exit_forfeit", "exit_command")
 _FAULTS = ("exit_format", "exit_api", "exit_error", "exit_environment_error")
-_ATTEMPT_KEYS = (
-    *("edited_files30", "edited_files50", "edited_files70", "submission", "exit_status", "review", "model_stats"),
-)
+_EDITS = ("edited_files30", "edited_files50", "edited_files70")
+_ATTEMPT_KEYS = (*_EDITS, "submission", "exit_status", "review", "model_stats")
 
 
-class _TrajectoryEntry(msgspec.Struct):
+class _SweEntry(msgspec.Struct):
     response: str | None
     action: str | None = None
     observation: str | None = None
@@ -75,7 +73,7 @@ class _TrajectoryEntry(msgspec.Struct):
 
 
 class _SweAttempt(msgspec.Struct):
-    trajectory: list[_TrajectoryEntry] | None = None
+    trajectory: list[_SweEntry] | None = None
     history: list[Any] | None = None
     info: dict[str, Any] | None = None
     environment: str | None = None
@@ -135,7 +133,7 @@ def _build_record(value: Any, file: Input, prefix: str, *, is_cut: bool = False)
     sampling = {key: model[key] for key in ("temperature", "top_p") if parse_number(model.get(key)) is not None}
     record = EpisodeRecord(
         task_id=as_text(as_object(config.get("problem_statement")).get("id")) or get_stem(file.path),
-        rollout_index=_hash_entries(value),
+        rollout_index=_hash_beginning(value),
         environment=attempt.environment,
         policy=as_text(model.get("name")),
         sampling=sampling or None,
@@ -161,14 +159,13 @@ def _build_record(value: Any, file: Input, prefix: str, *, is_cut: bool = False)
     return record
 
 
-def _set_end(record: EpisodeRecord, info: dict[str, Any], entries: list[_TrajectoryEntry]) -> None:
+def _set_end(record: EpisodeRecord, info: dict[str, Any], entries: list[_SweEntry]) -> None:
     """Write the end by its exit status. `submitted (exit_cost)` is a patch that was submitted at the limit."""
     status = as_text(info.get("exit_status"))
+    record.stop_reason = status
     if status is None:
         record.status = "aborted"
-        return
-    record.stop_reason = status
-    if any(limit in status for limit in _LIMITS):
+    elif any(limit in status for limit in _LIMITS):
         record.status, record.terminated = "truncated", False
     elif any(fault in status for fault in _FAULTS):
         record.status = "failed"
@@ -179,10 +176,9 @@ def _set_end(record: EpisodeRecord, info: dict[str, Any], entries: list[_Traject
 
 def _parse_demonstration(history: list[Message], path: str) -> ChatDecisions:
     """Return a demonstration's assistant entries, without those marked `is_demo` unless all are marked."""
-    is_mixed = any(m["role"] == "assistant" and not m.get("is_demo") for m in history)
-    chat = parse_chat(
-        history, is_decision=lambda m: m["role"] == "assistant" and not (is_mixed and m.get("is_demo")), location=path
-    )
+    answers = [message for message in history if message["role"] == "assistant"]
+    own_answers = {id(answer) for answer in answers if not answer.get("is_demo")} or set(map(id, answers))
+    chat = parse_chat(history, is_decision=lambda message: id(message) in own_answers, location=path)
     for step in chat.steps:
         step.extra = _drop_repeated_thought(step.extra or {}, step.action) or None
     return chat
@@ -191,9 +187,7 @@ def _parse_demonstration(history: list[Message], path: str) -> ChatDecisions:
 class _HistoryAlignment:
     """The entries of a trajectory, matched with the messages of the history."""
 
-    def __init__(
-        self, entries: list[_TrajectoryEntry], raw_entries: list[dict[str, Any]], history: list[Message], path: str
-    ) -> None:
+    def __init__(self, entries: list[_SweEntry], raw_entries: Any, history: list[Message], path: str) -> None:
         self._entries, self._raw_entries, self._history = entries, raw_entries, history
         self._prompts = [
             [_convert_message(raw, f"{path}[{at}].query[{n}]") for n, raw in enumerate(_select_new(entry.prompt, at))]
@@ -203,35 +197,29 @@ class _HistoryAlignment:
         """Messages of the history before the next unmatched one."""
 
     def build_chat(self) -> ChatDecisions:
-        """Return the entries as decisions."""
         chat = ChatDecisions()
-        last: _TrajectoryEntry | None = None
+        last: _SweEntry | None = None
         for index, entry in enumerate(self._entries):
             before = self._position
             match = self._find_message(entry)
-            since = self._prompts[index] or self._select_observations(before, last, is_first=index == 0)
-            if index == 0:
+            since = self._prompts[index] or self._select_observations(before, last)
+            if last is None:
                 chat.initial_messages = since
-            elif (
-                last is not None
-                and last.observation
-                and not any(last.observation.strip() in join_text(message.get("content"), "\n") for message in since)
-            ):
+            elif (log := last.observation) and not any(log.strip() in join_text(m.get("content"), "\n") for m in since):
                 # The prompt has only a cut version of the observation.
-                previous = chat.steps[-1]
-                previous.extra = (previous.extra or {}) | {"observation": last.observation}
+                chat.steps[-1].extra = (chat.steps[-1].extra or {}) | {"observation": log}
             chat.steps.append(build_decision(self._build_message(index, match), since, is_first=index == 0))
             chat.steps[-1].trainable &= entry.is_call
             if entry.is_call and entry.response and entry.action is not None and not entry.action.strip():
                 chat.steps[-1].is_action_valid = False
             last = entry
         if self._entries:
-            chat.final_observation = self._select_observations(self._position, last, is_first=False, is_end=True)
+            chat.final_observation = self._select_observations(self._position, last, is_end=True)
         else:
             chat.initial_messages = self._history
         return chat
 
-    def _find_message(self, entry: _TrajectoryEntry) -> Message | None:
+    def _find_message(self, entry: _SweEntry) -> Message | None:
         """Return the message of the history that matches an entry; the history omits repeated requests."""
         is_next = True
         for at in range(self._position, len(self._history)):
@@ -245,12 +233,10 @@ class _HistoryAlignment:
             is_next = False
         return None
 
-    def _select_observations(
-        self, before: int, last: _TrajectoryEntry | None, *, is_first: bool, is_end: bool = False
-    ) -> list[Message]:
+    def _select_observations(self, before: int, last: _SweEntry | None, *, is_end: bool = False) -> list[Message]:
         """Return the history between two decisions, or without one the environment's observation."""
         end = len(self._history) if is_end else self._position - 1
-        if is_first and self._position == 0:
+        if last is None and self._position == 0:
             answers = (at for at, m in enumerate(self._history) if m["role"] == "assistant" and not m.get("is_demo"))
             end = next(answers, len(self._history))
         messages = self._history[before : max(end, before)]
@@ -260,9 +246,8 @@ class _HistoryAlignment:
 
     def _build_message(self, index: int, match: Message | None) -> Message:
         entry, raw = self._entries[index], self._raw_entries[index]
-        fields = _drop_repeated_thought(
-            drop_empty(raw, "response", "observation", "query", "messages"), entry.response or ""
-        )
+        fields = drop_empty(raw, "response", "observation", "query", "messages")
+        fields = _drop_repeated_thought(fields, entry.response or "")
         keys = ("tool_calls", "reasoning_content", "thinking_blocks")
         fields |= {key: match[key] for key in keys if match.get(key)} if match else {}
         return fields | {"role": "assistant", "content": entry.response}
@@ -275,7 +260,6 @@ def _select_new(prompt: list[Any], index: int) -> list[Any]:
 
 
 def _convert_message(raw: Any, path: str) -> Message:
-    """Return a message of the history in the form of chat APIs. Raises ShapeError: it has another shape."""
     message = dict(check_message(raw, path))
     if isinstance(blocks := message.get("thinking_blocks"), list):
         thoughts = [block.get("thinking") for block in blocks if isinstance(block, dict)]
@@ -292,12 +276,12 @@ def _drop_repeated_thought(extra: dict[str, Any], response: str) -> dict[str, An
     return {key: field for key, field in extra.items() if key != "thought"} if is_repeated else extra
 
 
-def _hash_entries(value: dict[str, Any]) -> int:
-    entries = value.get("trajectory") or []
-    fields = [{key: f for key, f in entry.items() if key not in ("query", "messages")} for entry in entries]
-    if fields and fields[0].get("execution_time"):
-        fields = fields[:1]
-    return hash_rollout_index(json.dumps(fields or value.get("history"), sort_keys=True))
+def _hash_beginning(value: dict[str, Any]) -> int:
+    """Return a sibling number from what a file keeps while it grows: its first entry, or its messages up to one."""
+    entries, history = value.get("trajectory") or [], value.get("history") or []
+    beginning = [{key: f for key, f in entry.items() if key not in ("query", "messages")} for entry in entries[:1]]
+    answers = (at for at, message in enumerate(history, 1) if as_object(message).get("role") == "assistant")
+    return hash_rollout_index(json.dumps(beginning or history[: next(answers, None)], sort_keys=True))
 
 
 def _parse_count(value: Any) -> int | None:

@@ -24,8 +24,6 @@ Reward: `env_return` is `reward_info.reward`. Scores: each entry of `reward_brea
 for each list of checks (action_checks, env_assertions, nl_assertions, communicate_checks) the share that was met, with
 the checks as metrics. Keys and passwords in settings are dropped.
 
-Refused: lists of tasks, metadata of submissions, simulations whose fields have wrong types.
-
 Source: src/tau2/data_model of the tau2-bench repository (Sierra, MIT), the files of its leaderboard, 2025 to 2026.
 """
 
@@ -60,9 +58,8 @@ _DEFAULT_VALUES = {"is_audio": False, "is_final_chunk": True, "contains_speech":
 _CONVERTED_KEYS = ("role", "content", "tool_calls", "tool_messages", "turn_idx", "raw_data")
 _END_REASONS = frozenset(("user_stop", "agent_stop"))
 _LIMIT_REASONS = frozenset(("max_steps", "timeout", "too_many_errors", "context_window_exceeded"))
-_CHECKS = {"action_checks": "action_match"} | dict.fromkeys(
-    ("env_assertions", "nl_assertions", "communicate_checks"), "met"
-)
+_MET = ("env_assertions", "nl_assertions", "communicate_checks")
+_CHECKS = {"action_checks": "action_match"} | dict.fromkeys(_MET, "met")
 """The lists of checks, and the key that says whether a check was met."""
 
 
@@ -114,7 +111,7 @@ def read(file: Input) -> Iterator[Item]:
         yield from _read_folder(file, run)
 
 
-def _list_simulations(path: Path) -> Iterable[Path]:
+def _list_files(path: Path) -> Iterable[Path]:
     """List the files of a folder whose index a file is; a damaged index reads none of them."""
     if path.name != "results.json" or read_head_or_other(path).first.get("simulations"):
         return ()
@@ -236,7 +233,6 @@ class _VoiceMessages:
         self._open: dict[str, dict[str, Any]] = {}
 
     def add(self, role: str, chunk: Any, calls: Any, index: int) -> None:
-        """Add the speech and the calls of a side in one tick."""
         chunk = as_object(chunk)
         text, calls = chunk.get("content"), calls or chunk.get("tool_calls")
         if not text and not calls:
@@ -264,7 +260,6 @@ class _VoiceMessages:
 
 
 def _build_tick_spans(trace_id: str, ticks: Sequence[Any], steps: Sequence[Any]) -> list[SpanRecord]:
-    """Return each tick as a span, with the step that it is part of."""
     step_of_tick = {
         tick: number
         for number, step in enumerate(steps)
@@ -302,8 +297,6 @@ class _Simulation(msgspec.Struct):
 
 
 class _Tau2Run(msgspec.Struct):
-    """What simulations take from the results document of their run."""
-
     run_id: str | None = None
     info: dict[str, Any] = {}
     tasks: dict[str, dict[str, Any]] = {}
@@ -312,7 +305,6 @@ class _Tau2Run(msgspec.Struct):
     """Why the results document could not be read."""
 
     def add_member(self, member: ObjectMember) -> None:
-        """Store a member of the results document."""
         key, value = member.key, member.value
         try:
             value = value if key in ("tasks", "simulations") else remove_keys(value)
@@ -463,6 +455,4 @@ def _build_scores(reward: _RewardInfo, raw_reward: dict[str, Any]) -> list[Score
     return scores.records
 
 
-FORMAT = Format(
-    NAME, "tau2-bench results and simulations", recognise, read, no_trajectory, list_parts=_list_simulations
-)
+FORMAT = Format(NAME, "tau2-bench results and simulations", recognise, read, no_trajectory, list_parts=_list_files)

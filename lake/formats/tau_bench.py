@@ -4,7 +4,6 @@ Episode: an element of the array. Siblings are the trials of a task. The file na
 Step: an assistant turn. Its state is the text of the messages since the previous turn, without system prompts.
 Reward: the return of the episode. The file has no step rewards, so these stay NULL.
 A rollout that the runner could not finish has a return of 0, no messages, and its `error` in `info`.
-Refused: elements whose fields have wrong types, and messages without a role or text.
 
 Source: the historical_trajectories folder of the tau-bench repository (Yao et al. 2024, arXiv 2406.12045).
 """
@@ -27,8 +26,6 @@ NAME = "tau_bench"
 
 
 class _TauInfo(msgspec.Struct):
-    """The runner's fields about the end of a rollout."""
-
     task: dict[str, Any] | None = None
     source: str | None = None
     """The tool that answered last, or `user`: it ended the rollout, unless a limit did."""
@@ -38,8 +35,6 @@ class _TauInfo(msgspec.Struct):
 
 
 class _TauRow(msgspec.Struct):
-    """The fields of an element whose types are checked."""
-
     task_id: int | str
     trial: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     reward: float | None
@@ -66,12 +61,7 @@ def read(file: Input) -> Iterator[Item]:
 
 
 def build_record(value: Any) -> EpisodeRecord:
-    """Return one element of the array as an episode.
-
-    Raises:
-        msgspec.ValidationError: wrong keys or types.
-        ShapeError: a message without a role, or with content that is not text.
-    """
+    """Return one element of the array as an episode. Raises ShapeError, msgspec.ValidationError: another shape."""
     row = msgspec.convert(value, _TauRow)
     chat = parse_chat(row.traj, location="traj")
     info = row.info or _TauInfo()
@@ -87,9 +77,7 @@ def build_record(value: Any) -> EpisodeRecord:
         terminated=terminated,
         stop_reason=None if terminated is False else info.source,
         ground_truth={key: task[key] for key in ("actions", "outputs") if key in task} or None,
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
+        **chat.fields,
         extra={"info": value["info"]} if row.info else None,
     )
 

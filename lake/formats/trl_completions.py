@@ -12,7 +12,6 @@
 Episode: a row. Equal prompts of a step are siblings. Step: an assistant message of the completion.
 Reward: each reward function gives a score. The total is a weighted sum whose weights are not in the file, so the return
 is known only with one reward (or with a column `reward`).
-Refused: rows without a step, and prompts or completions that are neither text nor messages.
 
 Source: TRL 1.16, trainer/grpo_trainer.py.
 """
@@ -54,7 +53,6 @@ def read(file: Input) -> Iterator[Item]:
 
 
 def _build_record(row: dict[str, Any], rewards: list[str], file: Input) -> EpisodeRecord:
-    """Return a row as an episode; `rewards` are the columns of reward functions."""
     raw_step = row.get("step")
     is_text = isinstance(raw_step, str) and raw_step.isdecimal() and len(raw_step) < 10
     step = parse_count(int(str(raw_step)) if is_text else raw_step)

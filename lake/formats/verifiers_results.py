@@ -31,6 +31,7 @@ Source: verifiers 0.1.0 to 0.2.1 (Prime Intellect, MIT): utils/save_utils.py, ut
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -50,13 +51,7 @@ from lake.formats.base.rules import EXCLUSIONS
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage
-from lake.formats.chat.messages import (
-    CallHistory,
-    ChatDecisions,
-    Message,
-    is_assistant,
-    parse_chat,
-)
+from lake.formats.chat.messages import CallHistory, ChatDecisions, Message, is_assistant, parse_chat
 from lake.formats.tracing.payloads import report_unknown_keys
 from lake.formats.verifiers_traces import convert_message, parse_nonzero_time
 from lake.records import EpisodeRecord, Reject, StepRecord, TokensRecord
@@ -111,7 +106,7 @@ def read(file: Input) -> Iterator[Item]:
             run.fields = metadata.value
         else:
             run.fault = "metadata.json is not an object"
-    return convert_values(read_values(file, by_line=True), NAME, lambda value: build_records(value, file, run))
+    return convert_values(read_values(file, by_line=True), NAME, lambda value: _build_records(value, file, run))
 
 
 def split_calls(trajectory: Any) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
@@ -152,9 +147,7 @@ def fill_steps(steps: list[StepRecord], calls: list[dict[str, Any]], total: floa
     is_repeated = all(reward is None or reward == total for reward in rewards)
     for index, (step, call) in enumerate(zip(steps, calls, strict=True)):
         response = as_object(call.get("response"))
-        message = as_object(response.get("message"))
-        usage = as_object(response.get("usage"))
-        token_fields = None
+        message, usage, token_fields = as_object(response.get("message")), as_object(response.get("usage")), None
         if (tokens := call.get("tokens")) is not None:
             step.tokens, token_fields = _parse_tokens(tokens, index, lineage, f"trajectory[{index}].tokens")
         step.reward = None if is_repeated else msgspec.convert(rewards[index], float | None)
@@ -192,8 +185,6 @@ def _parse_tokens(value: Any, index: int, lineage: Lineage, path: str) -> tuple[
 
 
 class _ResultRow(msgspec.Struct):
-    """The columns of a row whose types are checked."""
-
     prompt: str | list[Any] | None
     completion: str | list[Any] | None
     example_id: int | str | None = None
@@ -203,23 +194,14 @@ class _ResultRow(msgspec.Struct):
 
 
 class _EvaluationRun(msgspec.Struct):
-    """The fields of metadata.json."""
-
     fields: dict[str, Any] = {}
     fault: str | None = None
 
     def find_text(self, *names: str) -> str | None:
-        """Return the first of some fields that is text."""
         return next((text for name in names if isinstance(text := self.fields.get(name), str) and text), None)
 
 
-def build_records(value: Any, file: Input, run: _EvaluationRun) -> list[EpisodeRecord]:
-    """Return the episode of one row, then those of its sub-models.
-
-    Raises:
-        msgspec.ValidationError: wrong keys or types.
-        ShapeError: messages, calls or tokens of a wrong form.
-    """
+def _build_records(value: Any, file: Input, run: _EvaluationRun) -> list[EpisodeRecord]:
     row = msgspec.convert(value, _ResultRow)
     task = row.id if row.example_id is None else row.example_id
     if task is None:
@@ -238,11 +220,10 @@ def build_records(value: Any, file: Input, run: _EvaluationRun) -> list[EpisodeR
     for name, metric in metrics.items():
         scores.add(name, metric)
     error, info = _describe_error(value.get("error")), value.get("info")
-    if isinstance(info, str):
-        try:
-            info = msgspec.json.decode(info)
-        except msgspec.DecodeError:
-            info = None
+    if isinstance(text := info, str):
+        info = None
+        with suppress(msgspec.DecodeError):
+            info = msgspec.json.decode(text)
     # Early versions have the tools in the data set's row.
     tools = value.get("tool_defs") or as_object(info).get("oai_tools")
     stop = reason if isinstance(reason := value.get("stop_condition"), str) else None
@@ -251,7 +232,7 @@ def build_records(value: Any, file: Input, run: _EvaluationRun) -> list[EpisodeR
     sampling = run.fields.get("sampling_args")
     generation, scoring = as_object(timing.get("generation")), as_object(timing.get("scoring"))
     version = as_object(run.fields.get("version_info")).get("vf_version")
-    extra = _collect_extra(value, row, run, metrics)
+    extra = _list_extra(value, row, run, metrics)
     if trajectory and not has_trajectory:
         extra["trajectory"] = trajectory
     record = EpisodeRecord(
@@ -274,9 +255,7 @@ def build_records(value: Any, file: Input, run: _EvaluationRun) -> list[EpisodeR
         ended_at=parse_nonzero_time(scoring.get("end")) or parse_nonzero_time(generation.get("end")),
         prompt_tokens=_parse_float_count(usage.get("input_tokens")),
         completion_tokens=_parse_float_count(usage.get("output_tokens")),
-        initial_messages=chat.initial_messages,
-        final_observation=chat.final_observation,
-        steps=chat.steps,
+        **chat.fields,
         extra=extra or None,
     )
     return [record, *(_build_sub_model(calls, record, index, file) for index, calls in enumerate(sub_calls, 1))]
@@ -302,9 +281,7 @@ def _parse_chat(row: _ResultRow, trajectory: Any) -> tuple[ChatDecisions, list[l
     return chat, sub_calls, True
 
 
-def _collect_extra(
-    value: dict[str, Any], row: _ResultRow, run: _EvaluationRun, metrics: dict[str, Any]
-) -> dict[str, Any]:
+def _list_extra(value: dict[str, Any], row: _ResultRow, run: _EvaluationRun, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return the columns of a row that no field holds, without those that repeat a score or the error."""
     repeated_keys = {name for name, metric in metrics.items() if name not in _COLUMNS and value.get(name) == metric}
     extra = {
@@ -363,7 +340,6 @@ def _fill_times(steps: list[StepRecord], timing: dict[str, Any]) -> None:
 
 
 def _describe_error(value: Any) -> str | None:
-    """Return the text of an error."""
     if isinstance(value, dict):
         texts = [value.get(name) for name in ("error_chain_str", "error_chain_repr", "error")]
         return next((text for text in texts if isinstance(text, str) and text), "error")
@@ -386,6 +362,5 @@ def _convert_chat(value: Any, path: str) -> list[Message]:
     return [convert_message(raw, f"{path}[{index}]") for index, raw in enumerate(value)]
 
 
-FORMAT = Format(
-    NAME, "verifiers evaluation results before 0.3 (results.jsonl)", recognise, read, no_trajectory, by_line=True
-)
+_TITLE = "verifiers evaluation results before 0.3 (results.jsonl)"
+FORMAT = Format(NAME, _TITLE, recognise, read, no_trajectory, by_line=True)

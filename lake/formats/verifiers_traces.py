@@ -33,8 +33,6 @@ trace_id, info, branches: [{index, advantages, trainer_logprobs, entropies, ...}
 folder of the traces or the one above, with one file or one folder of chunks for each producer. A stream has an entry
 for each token of the branch, null for an unknown one. These scores are `training.PRODUCER`.
 
-Refused: annotations and indices alone, newer versions of a trace, and graphs, messages or tokens of a wrong shape.
-
 Source: verifiers 0.2.0 to 0.4.0 (Prime Intellect, MIT), v1/trace.py, v1/graph.py, v1/episode.py; prime-rl (Apache-2.0),
 src/prime_rl/monitors/file, orchestrator/types.py. `version` of a trace: 1 (0.3 on) and 2 (0.2.1); 0.2.0 writes none.
 """
@@ -277,8 +275,6 @@ def _build_chat(branch: _GraphBranch, nodes: list[_GraphNode], messages: list[Me
 
 
 class _PathTokens:
-    """The tokens along a path."""
-
     def __init__(self) -> None:
         self._added: list[int] = []
         """Tokens since the last decision with a record, or since the root."""
@@ -315,23 +311,6 @@ class _PathTokens:
 # ---------------------------------------------------------------- annotations
 
 
-class _TraceAnnotations(msgspec.Struct):
-    """The training fields of one trace by scorer: of the trace, and of its nodes."""
-
-    trace_fields: dict[str, dict[str, Any]] = {}
-    node_fields: dict[str, dict[int, dict[str, Any]]] = {}
-
-    def add_scores(self, scores: ScoreList, decisions: list[int], *, is_trunk: bool) -> None:
-        """Add scores without a value for the decisions of a branch, and on the trunk for the trace."""
-        steps = {at: step for step, at in enumerate(decisions)}
-        for scorer in dict.fromkeys([*self.trace_fields, *self.node_fields]):
-            if is_trunk and (trace_fields := self.trace_fields.get(scorer)):
-                scores.add(scorer, None, metrics=trace_fields)
-            for at, fields in self.node_fields.get(scorer, {}).items():
-                if at in steps:
-                    scores.add(scorer, None, step_index=steps[at], metrics=fields)
-
-
 class Annotations:
     """The annotations of a file's traces. They may be big, so they are in a temporary database."""
 
@@ -358,10 +337,11 @@ class Annotations:
         if self._spool is not None:
             self._spool.close()
 
-    def collect(self, trace_id: str | None, nodes: list[_GraphNode], trace: dict[str, Any]) -> _TraceAnnotations:
-        """Return the training fields of a trace, and its annotations in the order in which they were written."""
-        annotations = _TraceAnnotations()
-        info = as_object(trace.get("info"))
+    def collect(
+        self, trace_id: str | None, nodes: list[_GraphNode], trace: dict[str, Any]
+    ) -> list[tuple[str, int | None, dict[str, Any]]]:
+        """Return the scorers and the training fields of a trace (None) and of its nodes."""
+        info, advantage = as_object(trace.get("info")), trace.get("advantage")
         trace_fields = {name: info[name] for name in _TRAINING_INFO if info.get(name) is not None}
         node_fields = {
             at: fields
@@ -369,50 +349,37 @@ class Annotations:
             if (fields := {name: node[name] for name in _TRAINING_FIELDS if node.get(name) is not None})
         }
         observed_fields = {str(at): fields for at, fields in node_fields.items() if not nodes[at].sampled}
-        trace_fields |= {} if trace.get("advantage") is None else {"advantage": trace["advantage"]}
+        trace_fields |= {} if advantage is None else {"advantage": advantage}
         trace_fields |= {"nodes": observed_fields} if observed_fields else {}
-        if trace_fields:
-            annotations.trace_fields[_SCORER] = trace_fields
-        if node_fields:
-            annotations.node_fields[_SCORER] = node_fields
+        training: dict[str, dict[int | None, dict[str, Any]]] = {_SCORER: {None: trace_fields}}
+        training[_SCORER].update(node_fields.items())
         if self._spool is not None and trace_id is not None:
             paths = _list_leaf_paths(nodes)
             query = "SELECT producer, line FROM lines WHERE trace = ? ORDER BY rowid"
             for producer, line in self._spool.execute(query, (_encode(trace_id),)):
-                _merge_annotation(annotations, f"{_SCORER}.{producer}", _decode(line), nodes, paths)
-        return annotations
+                by_node, update = training.setdefault(f"{_SCORER}.{producer}", {None: {}}), _decode(line)
+                by_node[None] |= as_object(update.get("info"))
+                for branch in map(as_object, as_list(update.get("branches"))):
+                    if isinstance(index := branch.get("index"), int) and 0 <= index < len(paths):
+                        for name, at, entries in _split_streams(branch, paths[index], nodes):
+                            by_node.setdefault(at, {})[name] = entries
+        scorers = sorted(training, key=lambda scorer: not training[scorer][None])
+        return [(scorer, at, fields) for scorer in scorers for at, fields in training[scorer].items() if fields]
 
 
-def _merge_annotation(
-    annotations: _TraceAnnotations, scorer: str, update: dict[str, Any], nodes: list[_GraphNode], paths: list[list[int]]
-) -> None:
-    if info := as_object(update.get("info")):
-        annotations.trace_fields[scorer] = annotations.trace_fields.get(scorer, {}) | info
-    node_fields = annotations.node_fields.get(scorer, {})
-    for branch in map(as_object, as_list(update.get("branches"))):
-        index = branch.get("index")
-        if not isinstance(index, int) or not 0 <= index < len(paths):
-            continue
-        streams = ((name, stream) for name, stream in branch.items() if name != "index" and isinstance(stream, list))
-        for name, stream in streams:
-            for at, entries in _split_stream(stream, paths[index], nodes):
-                node_fields.setdefault(at, {})[name] = entries
-    if node_fields:
-        annotations.node_fields[scorer] = node_fields
-
-
-def _split_stream(stream: list[Any], path: list[int], nodes: list[_GraphNode]) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the entries of a stream for the sampled tokens of each sampled node, if any entry is not null."""
-    start = 0
-    for at in path:
-        node = nodes[at]
-        node_stream = stream[start : start + len(node.token_ids)]
-        start += len(node.token_ids)
-        if len(node_stream) < len(node.token_ids):
-            return
-        entries = [entry for entry, is_sampled in zip(node_stream, node.mask, strict=False) if is_sampled]
-        if node.sampled and any(entry is not None for entry in entries):
-            yield at, entries
+def _split_streams(branch: Any, path: list[int], nodes: list[_GraphNode]) -> Iterator[tuple[str, int, list[Any]]]:
+    """Yield the entries of streams for the sampled tokens of each sampled node, if any entry is not null."""
+    for name, stream in branch.items():
+        start = 0
+        for at in path if isinstance(stream, list) and name != "index" else ():
+            node = nodes[at]
+            node_stream = stream[start : start + len(node.token_ids)]
+            start += len(node.token_ids)
+            if len(node_stream) < len(node.token_ids):
+                break
+            entries = [entry for entry, is_sampled in zip(node_stream, node.mask, strict=False) if is_sampled]
+            if node.sampled and any(entry is not None for entry in entries):
+                yield name, at, entries
 
 
 def _list_annotation_files(path: Path) -> Iterator[tuple[str, Path]]:
@@ -458,9 +425,7 @@ class _VerifiersTrace(msgspec.Struct):
 class _TraceReader:
     """A trace that becomes episodes; `value` is its raw object, and `fields` belong to every record."""
 
-    def __init__(
-        self, trace: _VerifiersTrace, value: dict[str, Any], fields: dict[str, Any], version: int | None
-    ) -> None:
+    def __init__(self, trace: _VerifiersTrace, value: Any, fields: dict[str, Any], version: int | None) -> None:
         self.trace, self.value, self.fields = trace, value, fields
         self._version = version if trace.agent.trainable else None
         self._calls: dict[int, list[dict[str, Any]]] = {}
@@ -494,7 +459,11 @@ class _TraceReader:
             for name, reward in self.trace.rewards.items() if is_trunk else ():
                 score, weight = _split_reward(reward)
                 scores.add(name, score, metrics={"weight": weight} if isinstance(reward, dict) else None)
-            training.add_scores(scores, branch.decisions, is_trunk=is_trunk)
+            steps: dict[int | None, int | None] = {at: step for step, at in enumerate(branch.decisions)}
+            steps |= {None: None} if is_trunk else {}
+            for scorer, at, fields in training:
+                if at in steps:
+                    scores.add(scorer, None, step_index=steps[at], metrics=fields)
             record.scores = scores.records
             records.append(record)
         if idle_nodes:
@@ -503,7 +472,6 @@ class _TraceReader:
         return records
 
     def _convert_messages(self, branch: _GraphBranch) -> list[dict[str, Any]]:
-        """Return the messages of a branch's nodes, with the nodes' other fields."""
         messages: list[dict[str, Any]] = [{}] * len(self.trace.nodes)
         last = branch.decisions[-1] if branch.decisions else -1
         for at in branch.path:
@@ -525,13 +493,11 @@ class _TraceReader:
         ends = [parse_number(as_object(span).get("end")) for span in timing.values()]
         models = [config.get("model"), agent.model, *(step.model for step in chat.steps)]
         sampling = [config.get("sampling"), agent.sampling, *(call.get("sampling") for call in trace.calls)]
-        status, terminated = self._find_end()
         record = EpisodeRecord(
             source_format=NAME,
             policy=next((name for name in models if isinstance(name, str) and name), None),
             policy_version=self._version,
-            status=status,
-            terminated=terminated,
+            **self._read_end(),
             sampling=remove_keys(next((s for s in sampling if isinstance(s, dict) and s), None)),
             tools=trace.tools or None,
             prompt_tokens=_sum_known([step.prompt_tokens for step in chat.steps]),
@@ -560,19 +526,15 @@ class _TraceReader:
         )
         return record
 
-    def _find_end(self) -> tuple[str, bool | None]:
-        """Return the status, and whether the agent or the environment ended the episode."""
-        trace, value = self.trace, self.value
-        successes = [call for call in trace.calls if not call.get("error")]
-        if value.get("is_timeout") is True or trace.stop_condition in _LIMITS:
-            return "truncated", False
-        if value.get("ok") is False or (value.get("ok") is None and trace.errors):
-            return "failed", None
-        if successes and successes[-1].get("finish_reason") == "length":
-            return "truncated", False
-        if value.get("is_completed") is False:
-            return "aborted", None
-        return "completed", True if value.get("is_completed") is True else None
+    def _read_end(self) -> dict[str, Any]:
+        trace, value, is_completed = self.trace, self.value, self.value.get("is_completed")
+        reasons = [call.get("finish_reason") for call in trace.calls if not call.get("error")]
+        is_cut = value.get("is_timeout") is True or trace.stop_condition in _LIMITS
+        if not is_cut and (value.get("ok") is False or (value.get("ok") is None and trace.errors)):
+            return {"status": "failed"}
+        if is_cut or reasons[-1:] == ["length"]:
+            return {"status": "truncated", "terminated": False}
+        return {"status": "aborted"} if is_completed is False else {"terminated": is_completed is True or None}
 
     def _fill_step(self, step: StepRecord) -> None:
         """Write the fields of the last call that led to a decision's message on its step."""
@@ -603,26 +565,20 @@ class _TraceReader:
 
 
 def _describe_last_error(errors: list[Any]) -> str | None:
-    if not errors:
-        return None
-    last = as_object(errors[-1])
-    return ": ".join(str(last[name]) for name in ("type", "message") if last.get(name)) or str(errors[-1])
+    last = as_object(errors[-1]) if errors else {}
+    text = ": ".join(str(last[name]) for name in ("type", "message") if last.get(name))
+    return text or (str(errors[-1]) if errors else None)
 
 
 def _split_reward(reward: Any) -> tuple[Any, Any]:
-    """Return a reward's score and weight."""
     return (reward.get("score"), reward.get("weight", 1.0)) if isinstance(reward, dict) else (reward, 1.0)
 
 
 def _sum_rewards(rewards: dict[str, Any]) -> float | None:
     """Return the weighted sum of rewards; None if one of them is unknown."""
-    terms = []
-    for score, weight in map(_split_reward, rewards.values()):
-        number, factor = parse_number(score), parse_number(weight)
-        if number is None or factor is None:
-            return None
-        terms.append(number * factor)
-    return sum(terms) if terms else None
+    pairs: list[Any] = [tuple(map(parse_number, _split_reward(reward))) for reward in rewards.values()]
+    is_known = pairs and not any(None in pair for pair in pairs)
+    return sum(score * weight for score, weight in pairs) if is_known else None
 
 
 def _sum_known(counts: list[Any]) -> Any:
@@ -696,7 +652,6 @@ def build_records(value: Any, file: Input, annotations: Annotations) -> list[Epi
 
 
 def _build_line(trace: dict[str, Any]) -> dict[str, Any]:
-    """Return the line of a trace that has none."""
     run = as_object(trace.get("run"))
     version = trace.get("policy_version")
     kind, step = trace.get("kind", run.get("type")), trace.get("eval_step", run.get("step"))

@@ -81,7 +81,7 @@ def until_committed(attempt: Callable[[], _T], *, tries: int | None = None, busy
             if done == tries:
                 raise ConflictError(f"{busy} ({lost})") from lost
         # Random waits keep two writers from colliding again; the first retry is immediate.
-        time.sleep(compute_pause(done - 1, first=0.002, longest=_LONGEST_WAIT, spread=1))
+        time.sleep(compute_pause(done - 1, first=0.002, longest=_LONGEST_WAIT, jitter=1))
     raise AssertionError
 
 

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lake.errors import LakeAccessError, UsageError
-from lake.formats import FORMATS, query
+from lake.formats import query
 from lake.formats.base.source import Input
 from lake.formats.query import choose_shape, describe_unknown_columns
+from lake.formats.registry import FORMATS
 from lake.write.ingest import run_plan
 from lake.write.jobs import WritableLake
 from lake.write.sources import File, IngestPlan, PlannedFile, Report

@@ -35,10 +35,10 @@ import polars as pl
 from lake import ids
 from lake.errors import FormatError, UsageError
 from lake.execution.executor import Executor, map_with_items, reuse_in_worker
-from lake.formats import get_format
 from lake.formats.base.format import Item
 from lake.formats.base.secrets import redact, remove_keys
 from lake.formats.base.source import Input, find_line_cuts, is_packed
+from lake.formats.registry import get_format
 from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, Reject, StepRecord
 from lake.storage.data_files import DataFileWrite, StagedRows, WriteReport

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import msgspec
 
 from lake.errors import FormatError, TrajlakeError, UsageError
-from lake.formats import get_format, query
+from lake.formats import query
 from lake.formats.base.format import read_head
 from lake.formats.base.source import TAIL, Input, is_packed
+from lake.formats.registry import get_format
 from lake.records import check_run_name
 from lake.write.ingest import BATCH_EPISODES, run_plan
 from lake.write.jobs import WritableLake

@@ -141,9 +141,9 @@ class RoundConfig(TaskConfig):
     group_size: int = Field(8, ge=1)
     """Rollouts of a task."""
     oversample: int = Field(0, ge=0)
-    """Number of additional rollouts of a task; `keep` leaves out as many."""
+    """Number of additional rollouts per task; `keep` leaves out as many."""
     keep: Keep = "all"
-    """Rollouts of an oversampled group that stay: all, the first that finish, or the best by return
+    """Rollouts of an oversampled group that are kept: all, the first that finish, or the best by return
     (in a loop by `loop.credit.score`)."""
     carry_over: bool = False
     """Continue surplus rollouts of `keep = "first"` in the next round, under its weights."""
@@ -195,7 +195,7 @@ class CollectionConfig(RoundConfig):
     grace: float = Field(60.0, ge=0)
     """Seconds that rollouts may continue after Ctrl-C."""
     record_only: str | None = None
-    """Function of a record, as FILE:FUNCTION. Episodes for which it is false are not recorded."""
+    """Function that decides which episodes are recorded, as FILE:FUNCTION. Those for which it is false are not."""
 
     @property
     def limits(self) -> RolloutLimits:

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 import lake
 from lake.cli import trajlake
-from lake.formats import FORMATS, query
+from lake.formats import query
+from lake.formats.registry import FORMATS
 from testkit.shared import CHECKOUT, shared_data
 
 PAGE = Path(CHECKOUT, "docs", "guides", "bring-your-trajectories.md").read_text("utf-8")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lake.formats import FORMATS
 from lake.formats.base import json_array
+from lake.formats.registry import FORMATS
 from lake.records import Reject, identify
 from testkit.shared import shared_data
 

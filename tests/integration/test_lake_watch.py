@@ -26,9 +26,10 @@ import pytest
 import lake
 from lake import EpisodeRecord, Lake
 from lake.errors import LakeAccessError, NotALakeError, UsageError
-from lake.formats import FORMATS, Format, jsonl
-from lake.formats.base.format import read_head
+from lake.formats import jsonl
+from lake.formats.base.format import Format, read_head
 from lake.formats.base.source import Source
+from lake.formats.registry import FORMATS
 from lake.records import ScoreRecord
 from lake.write import watch as watch_module
 from lake.write.ingest import ingest, run_plan

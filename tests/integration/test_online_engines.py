@@ -95,27 +95,21 @@ def test_engines_sleep_while_the_trainer_computes_and_wake_for_the_next_weights(
     assert versions(tmp_path) == [(0, 0), (1, 1)]
 
 
-def test_weights_are_handed_over_on_the_gpu_between_sleeping_and_playing(tmp_path, model, monkeypatch):
+def test_weights_are_handed_over_on_the_gpu_and_engines_that_keep_theirs_are_woken(tmp_path, model, monkeypatch):
     stand_in(monkeypatch)
-    with token_engine(TokenEngine(any_word)) as engine:
-        done = play(tmp_path, config_of(tmp_path, model, engine.url, sleep=True, transfer="ipc"))
-    steps = ("generate", "/sleep", "/wake_up", "/start_weight_update", "/finish_weight_update", "reload")
-    called = [next((name for name in steps if name in each), "") for each in _of_weights(engine.asked)]
-    changes = [name for name, before in zip(called, ["", *called], strict=False) if name and name != before]
-    one_push = ["/wake_up", "/start_weight_update", "/finish_weight_update"]
-    assert changes == [*one_push, "generate", "/sleep", *one_push, "generate", "/sleep", *one_push]
-    names = [name for name, _ in load_model(model).named_parameters()]
-    assert engine.received == names * (done.rounds + 1)
-    assert versions(tmp_path) == [(0, 0), (1, 1)]
-
-
-def test_engines_that_play_the_same_weights_again_are_woken(tmp_path, model):
     file = tmp_path / "loop.toml"
     file.write_text(CONFIG)
     with token_engine(TokenEngine(any_word)) as engine:
-        loop = {"sync": {"sleep": True}, "sync_every": 2, "collect": {"player": {"engines": [engine.url]}}}
-        config = read_config(str(file), {"loop": loop, "trainer": {"model": str(model)}})
-        play(tmp_path, config)
+        sync = {"sleep": True, "transfer": "ipc"}
+        loop = {"sync": sync, "sync_every": 2, "collect": {"player": {"engines": [engine.url]}}}
+        play(tmp_path, read_config(str(file), {"loop": loop, "trainer": {"model": str(model)}}))
+    steps = ("generate", "/sleep", "/wake_up", "/start_weight_update", "/finish_weight_update", "reload")
+    called = [next((name for name in steps if name in each), "") for each in _of_weights(engine.asked)]
+    changes = [name for name, before in zip(called, ["", *called], strict=False) if name and name != before]
+    transfer = ["/wake_up", "/start_weight_update", "/finish_weight_update"]
+    assert changes == [*transfer, "generate", "/sleep", "/wake_up", "generate", "/sleep", *transfer]
+    names = [name for name, _ in load_model(model).named_parameters()]
+    assert engine.received == [*names, *names]
     assert versions(tmp_path) == [(0, 0), (1, 0)]
 
 
@@ -169,6 +163,7 @@ def test_an_engine_that_does_not_answer_at_the_start_leaves_no_run(tmp_path, mod
     ("loop", "message"),
     [
         ({"sync": {"sleep": True}}, "`sync.sleep` is for engines"),
+        ({"sync": {"transfer": "nccl"}}, "`sync.transfer` is for engines"),
         ({"sync": {"sleep": True}, "ahead": 1, "engine": {"serve": True}}, "needs `ahead = 0`"),
         ({"engine": {"serve": True}, "collect": {"player": {"engines": ["http://x"]}}}, "leave one of them out"),
     ],
@@ -178,6 +173,14 @@ def test_settings_of_engines_that_do_not_go_together_are_refused(tmp_path, model
     file.write_text(CONFIG)
     with pytest.raises(UsageError, match=message):
         read_config(str(file), {"loop": loop, "trainer": {"model": str(model)}})
+
+
+def test_a_transfer_of_whole_weights_refuses_adapters(tmp_path, model):
+    file = tmp_path / "loop.toml"
+    file.write_text(CONFIG)
+    loop = {"sync": {"transfer": "ipc"}, "collect": {"player": {"engines": ["http://x"]}}}
+    with pytest.raises(UsageError, match="sends whole weights"):
+        read_config(str(file), {"loop": loop, "trainer": {"model": str(model), "lora": {"rank": 2}}})
 
 
 WAITING = """

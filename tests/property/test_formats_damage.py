@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lake
-from lake.formats import FORMATS
 from lake.formats.base import json_array
 from lake.formats.base.format import Item
 from lake.formats.jsonl import Lines
+from lake.formats.registry import FORMATS
 from lake.records import EpisodeRecord, Reject, identify
 from lake.tables import TABLES
 from lake.tables.contracts import conform

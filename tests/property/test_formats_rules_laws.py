@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.execution.local import LocalExecutor
-from lake.formats import choose_format
 from lake.formats.base.rules import IGNORES, WEIGHTS
 from lake.formats.base.source import Input, Note
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, identify
 from lake.write.ingest import ingest
 from lake.write.sources import Report

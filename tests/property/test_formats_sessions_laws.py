@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lake.export.target import list_new_messages, list_predecessors
-from lake.formats import choose_format
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject
 from lake.write import ingest as ingest_module
 from lake.write.ingest import ingest

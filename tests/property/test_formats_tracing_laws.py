@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lake.formats import choose_format
 from lake.formats.base.source import Input
+from lake.formats.registry import choose_format
 from lake.records import Reject
 
 Message = dict[str, Any]

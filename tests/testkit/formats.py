@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hypothesis import settings
 from msgspec import UNSET
 
-from lake.formats import choose_format
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject, check, identify, retype
 
 

@@ -204,7 +204,7 @@ def test_2_a_call_that_waits_for_the_end_of_a_rest_moves_once_another_engine_is_
     async def play(pool: EnginePool) -> None:
         home, away_server = await bound(pool, servers)
         away_server.stop()
-        pool.out(pool.members[servers.index(away_server)], "gone")
+        pool.take_out(pool.members[servers.index(away_server)], "gone")
         pool.members[servers.index(home)].rest(100)
         waiting = asyncio.create_task(pool.generate(asking(2, key="r")))
         await until(lambda: pool.counts().waiting == 1)
@@ -381,7 +381,7 @@ def test_4_an_engine_is_probed_for_as_long_as_it_is_gone() -> None:
     async def probe() -> None:
         async with ServerPool([DeadServer()], PoolConfig(first_pause=1e-9, longest_pause=1e-9)) as pool:
             (member,) = pool.members
-            pool.out(member, "gone")
+            pool.take_out(member, "gone")
             assert member.probe is not None
             await member.probe
             assert member.problem is None

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lake.formats import choose_format
 from lake.formats.agent_lightning import parse_literal
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject, TokensRecord
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake import ids
-from lake.formats import FORMATS
 from lake.formats.base.format import read_head
+from lake.formats.registry import FORMATS
 from lake.records import EpisodeRecord, Reject, identify
 from testkit.formats import counts, damaged, read_file
 from testkit.shared import shared_data

@@ -10,7 +10,7 @@ import pytest
 
 from lake import ids
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose_format
+from lake.formats.registry import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject, identify
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data

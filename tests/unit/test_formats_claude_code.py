@@ -9,10 +9,11 @@ import pytest
 
 from lake.errors import FormatError
 from lake.export.target import list_predecessors
-from lake.formats import choose_format, claude_code
+from lake.formats import claude_code
 from lake.formats.base.format import read_head
 from lake.formats.base.rows import make_episode_text_id
 from lake.formats.base.source import Input
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data

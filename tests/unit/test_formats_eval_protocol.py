@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose_format
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.eval_protocol_files import (
     CALL,
@@ -336,7 +336,7 @@ def test_a_log_is_read_while_its_tool_writes_it(tmp_path: Path) -> None:
 def test_reading_a_log_leaves_nothing_beside_it_and_locks_nobody_out(tmp_path: Path, journal: str) -> None:
     path = write_closed_log(tmp_path / "logs.db", [row(rollout=f"r-{n}") for n in range(3)], journal=journal)
     before = path.read_bytes()
-    from lake.formats import FORMATS
+    from lake.formats.registry import FORMATS
 
     items = FORMATS["eval_protocol"].read(path)
     next(items)

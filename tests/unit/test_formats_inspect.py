@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose_format, inspect_logs
+from lake.formats import inspect_logs
 from lake.formats.base import archives
 from lake.formats.base.format import read_head
 from lake.formats.base.source import Meter
 from lake.formats.inspect_logs import no_trajectory, recognise
+from lake.formats.registry import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject, ScoreRecord, identify
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data

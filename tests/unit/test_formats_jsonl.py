@@ -11,9 +11,9 @@ import pytest
 
 import lake
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose_format
 from lake.formats.base import source
 from lake.formats.base.source import Meter
+from lake.formats.registry import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject, identify
 from lake.write.ingest import ingest
 from lake.write.rows import inline_blobs

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose_format
 from lake.formats.base.fields import hash_rollout_index
 from lake.formats.base.source import Input
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data

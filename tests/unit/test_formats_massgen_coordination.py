@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lake.formats import FORMATS
+from lake.formats.registry import FORMATS
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data

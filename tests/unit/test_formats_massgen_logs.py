@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose_format
+from lake.formats.registry import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.massgen_files import TASK, event, session, session_events, write_session

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose_format
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.massgen_files import START, TASK, coordinated, failed, prompted, span, streamed, trace, write_traces
@@ -217,7 +217,7 @@ def test_a_trace_that_is_cut_keeps_its_spans_until_then(tmp_path: Path) -> None:
 )
 def test_a_wrong_trace_is_rejected(tmp_path: Path, fields: dict[str, Any], says: str) -> None:
     (tmp_path / "t.json").write_text(json.dumps(streamed() | fields, indent=2))
-    from lake.formats import FORMATS
+    from lake.formats.registry import FORMATS
 
     (reject,) = FORMATS["massgen_traces"].read(tmp_path / "t.json")
     assert isinstance(reject, Reject)

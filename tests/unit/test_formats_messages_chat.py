@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose_format
 from lake.formats.base.format import read_head
+from lake.formats.registry import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose_format
 from lake.formats.otlp.reader import decode_any_value, normalise_id, parse_instant
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose_format
 from lake.formats.base.format import Item
 from lake.formats.base.source import get_stem
+from lake.formats.registry import FORMATS, choose_format
 from lake.records import Reject
 from lake.write.sources import Argument, File, plan_ingest
 from testkit.episodes import episode, line

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lake.formats import choose_format
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject, TokensRecord
 from testkit.formats import assert_never_raises, counts, read_file
 

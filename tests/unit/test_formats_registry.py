@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose_format
 from lake.formats.base.format import read_head
+from lake.formats.registry import FORMATS, choose_format
 from testkit.shared import CHECKOUT, shared_data
 
 FIXTURES = CHECKOUT / "tests" / "golden" / "formats"

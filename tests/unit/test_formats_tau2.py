@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose_format
+from lake.formats.registry import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject
 from lake.write.ingest import ingest
 from testkit.copies import empty_lake

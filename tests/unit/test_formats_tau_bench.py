@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from lake.formats import FORMATS
 from lake.formats.base import json_array
+from lake.formats.registry import FORMATS
 from lake.formats.tau_bench import build_record
 from lake.records import EpisodeRecord, Reject, StepRecord
 

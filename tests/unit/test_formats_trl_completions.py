@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lake.formats import FORMATS
 from lake.formats.base.format import read_head
+from lake.formats.registry import FORMATS
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import counts, read_file
 

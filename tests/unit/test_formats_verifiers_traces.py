@@ -8,8 +8,8 @@ import pytest
 
 from lake import ids
 from lake.errors import FormatError
-from lake.formats import choose_format
 from lake.formats.base.fields import hash_rollout_index
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject, TokensRecord, identify
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data

@@ -19,7 +19,7 @@ from lake.export import TARGETS, find_target
 from lake.export import job as export_files
 from lake.export.job import MANIFEST, STATE, ExportRequest, Manifest, export
 from lake.export.target import Choices
-from lake.formats import choose_format
+from lake.formats.registry import choose_format
 from lake.records import ScoreRecord, SpanRecord, TokensRecord, identify
 from testkit.copies import copied, empty_lake
 from testkit.examples import mostly_slow

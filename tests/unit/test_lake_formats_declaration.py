@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import FormatError
-from lake.formats import choose_format
 from lake.formats.base.format import read_head
 from lake.formats.base.source import Input
 from lake.formats.declared import FOLDER, Declaration, load_declaration
 from lake.formats.declared.expressions import Expression, omit_paths
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, Reject
 
 HEAD = """

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from lake import ids
 from lake.errors import FormatError
-from lake.formats import choose_format
 from lake.formats.declared import load_declaration
+from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, identify
 from testkit.declared import DeclaredInput, describe, lines
 from testkit.formats import read_file

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lake import EpisodeRecord, Lake, StepRecord, ids
-from lake.formats import FORMATS, Format, jsonl
+from lake.formats import jsonl
+from lake.formats.base.format import Format
+from lake.formats.registry import FORMATS
 from lake.records import ScoreRecord, identify
 from lake.write.ingest import ingest
 from lake.write.jobs import RecordCounts

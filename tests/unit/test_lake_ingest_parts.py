@@ -31,8 +31,10 @@ from lake.cli import trajlake
 from lake.errors import FormatError, UsageError
 from lake.execution.executor import Executor
 from lake.execution.local import LocalExecutor
-from lake.formats import FORMATS, Format, jsonl
+from lake.formats import jsonl
+from lake.formats.base.format import Format
 from lake.formats.base.source import Input, find_line_cuts, read_lines
+from lake.formats.registry import FORMATS
 from lake.records import ScoreRecord
 from lake.write import ingest as ingest_module
 from lake.write.ingest import ingest

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lake import EpisodeRecord, StepRecord, TokensRecord
 from lake.errors import UsageError
-from lake.formats import FORMATS
 from lake.formats.base.source import Input
+from lake.formats.registry import FORMATS
 from lake.records import ScoreRecord
 from lake.write.ingest import ingest
 from lake.write.preview import Facts, Preview, explain, explain_record, preview, render_episode

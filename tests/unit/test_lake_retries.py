@@ -17,5 +17,5 @@ def test_hours_of_failures_do_not_overflow() -> None:
 
 def test_only_the_spread_is_random(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries.random, "random", lambda: 1.0)
-    assert compute_pause(2, first=1.0, longest=9.0, spread=0.5) == 1.0
-    assert compute_pause(2, first=1.0, longest=9.0, spread=1) == 0.0
+    assert compute_pause(2, first=1.0, longest=9.0, jitter=0.5) == 1.0
+    assert compute_pause(2, first=1.0, longest=9.0, jitter=1) == 0.0

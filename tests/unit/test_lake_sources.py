@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 import pytest
 
 from lake.errors import FormatError, UsageError
-from lake.formats import FORMATS
+from lake.formats.registry import FORMATS
 from lake.write.ingest import ingest
 from lake.write.sources import COMPARED, Argument, File, locate_arguments, name_run, plan_ingest
 from testkit.copies import empty_lake

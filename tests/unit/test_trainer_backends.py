@@ -82,7 +82,7 @@ def test_weights_and_moments_carry_over_exactly() -> None:
         step(first, seed)
     second = SingleDevice(PackedPolicy(random_model(seed=9)), OptimizerConfig(weight_decay=0.1))
     second.load_weights({name: t.clone() for name, t in first.get_weights().items()})
-    second.load_optimizer_state({name: t.clone() for name, t in first.get_optimizer_state().items()})
+    second.load_optimizer_state({name: t.clone() for name, t in first.get_local_optimizer_state().items()})
     for seed in range(3, 6):
         step(first, seed)
         step(second, seed)
@@ -93,9 +93,9 @@ def test_weights_and_moments_carry_over_exactly() -> None:
 def test_moments_keep_their_dtype() -> None:
     backend = random_backend()
     step(backend)
-    state = {name: t.to(torch.bfloat16) if t.ndim else t for name, t in backend.get_optimizer_state().items()}
+    state = {name: t.to(torch.bfloat16) if t.ndim else t for name, t in backend.get_local_optimizer_state().items()}
     backend.load_optimizer_state(state)
-    assert {t.dtype for t in backend.get_optimizer_state().values() if t.ndim} == {torch.bfloat16}
+    assert {t.dtype for t in backend.get_local_optimizer_state().values() if t.ndim} == {torch.bfloat16}
 
 
 def test_weights_of_another_model_are_refused() -> None:

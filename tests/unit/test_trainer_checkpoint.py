@@ -47,14 +47,14 @@ def test_a_loaded_checkpoint_goes_on_exactly_like_the_original(tmp_path: Path) -
         backend.forward_backward(batch, LOSSES["sft"]())
         backend.optim_step(1e-2)
     assert tensor_digest(original.get_weights()) == tensor_digest(restored.get_weights())
-    assert tensor_digest(original.get_optimizer_state()) == tensor_digest(restored.get_optimizer_state())
+    assert tensor_digest(original.get_local_optimizer_state()) == tensor_digest(restored.get_local_optimizer_state())
 
 
 def test_a_checkpoint_before_the_first_update_has_no_moments(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", random_backend(), POSITION)
     restored = trained(seed=3)
     load_checkpoint(tmp_path / "c", restored)
-    assert restored.get_optimizer_state() == {}
+    assert restored.get_local_optimizer_state() == {}
 
 
 def test_the_random_state_is_restored(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_weights_can_be_loaded_alone(tmp_path: Path) -> None:
     torch.manual_seed(3)
     assert load_weights(tmp_path / "c", other_backend).optimizer_step == 3
     assert other_backend.digest() == original.digest()
-    assert other_backend.get_optimizer_state() == {}
+    assert other_backend.get_local_optimizer_state() == {}
     assert torch.equal(torch.rand(2), drawn)
 
 
@@ -124,7 +124,7 @@ def test_digests_are_those_of_the_tensors(tmp_path: Path) -> None:
     backend = trained()
     state = save_checkpoint(tmp_path / "c", backend, POSITION)
     assert state.weights_sha256 == tensor_digest(backend.get_weights()) == backend.model_digest()
-    assert state.optimizer_sha256 == tensor_digest(backend.get_optimizer_state())
+    assert state.optimizer_sha256 == tensor_digest(backend.get_local_optimizer_state())
     assert (state.base_sha256, state.files) == ("", {})
     assert state.environment["ranks"] == 1
 

@@ -61,7 +61,7 @@ def relative_error(gradient: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def tensors_of(backend: SingleDevice) -> dict[str, torch.Tensor]:
-    return {name: t.clone() for name, t in (backend.get_weights() | backend.get_optimizer_state()).items()}
+    return {name: t.clone() for name, t in (backend.get_weights() | backend.get_local_optimizer_state()).items()}
 
 
 def test_float16_products_leave_float32_behind() -> None:
@@ -196,7 +196,7 @@ def test_a_gpu_unscales_and_skips_as_a_cpu_does() -> None:
     backend = backend_of(device="cuda", scale=1024.0)
     norm, _ = update(backend, with_weights(batch, 1e9))
     assert not math.isfinite(norm)
-    assert backend.get_optimizer_state() == {}
+    assert backend.get_local_optimizer_state() == {}
     _, gradient = update(backend, batch)
     assert relative_error(gradient.cpu(), exact) < 0.02
     assert backend.loss_scale == 512

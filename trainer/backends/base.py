@@ -335,16 +335,12 @@ class PolicyBackend(FrozenPolicy, ABC):
         self.policy.cast_weights()
 
     def get_local_optimizer_state(self) -> dict[str, Tensor]:
-        """Return AdamW's state on this rank, named parameter/field; not copies."""
+        """Return AdamW's state on this rank, named parameter/field; not copies. Empty before the first update."""
         return {
             f"{name}/{field}": tensor
             for name, parameter in sorted(self.policy.model.named_parameters())
             for field, tensor in sorted(self.optimizer.state.get(parameter, {}).items())
         }
-
-    def get_optimizer_state(self) -> dict[str, Tensor]:
-        """Return the optimizer's state, named parameter/field, like `get_weights`. Empty before the first update."""
-        return self._gather_tensors(self.get_local_optimizer_state())
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the optimizer's state exactly: values, shapes and dtypes.
@@ -443,7 +439,7 @@ class TensorDigest:
         """Add the next tensor."""
         tensor = tensor.detach().cpu().contiguous()
         self._digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        self._digest.update(tensor.flatten().view(torch.uint8).numpy())
+        self._digest.update(tensor.flatten().view(torch.uint8).numpy().data)
 
     def hexdigest(self) -> str:
         """Return 64 hexadecimal characters."""

@@ -64,7 +64,7 @@ def compile_forward(forward: Any, *, selective: bool, backend: str = "inductor")
     """Compile a layer's forward pass for any number of tokens.
 
     By default the compiler recomputes in the backward pass what costs no time. With `selective` it keeps only products,
-    and what enters or leaves a compiled part, such as attention.
+    and what enters or leaves a compiled part, such as attention. A process must not mix the two.
     """
     import torch._functorch.config as functorch_config
 

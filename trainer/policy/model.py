@@ -410,19 +410,13 @@ class PackedPolicy:
 
 
 def load_policy(
-    source: str | Path,
-    device: str = "cpu",
-    *,
-    attention: Kind = "auto",
-    dtype: Dtype = "float32",
-    kernels: Kernels = "auto",
-    gradient_checkpointing: bool | Literal["selective"] = False,
-    empty: bool = False,
+    source: str | Path, device: str = "cpu", config: TrainConfig | None = None, *, empty: bool = False
 ) -> PackedPolicy:
     """Load a model with float32 weights, and check that it scores packed sequences as it scores single ones.
 
     Args:
         source: Hugging Face folder, or a .gguf file.
+        config: says how the policy computes; None takes the defaults.
         empty: without weights and unchecked, for a rank that receives them.
 
     Raises:
@@ -430,14 +424,9 @@ def load_policy(
     """
     check_device(device)
     model = build_empty_model(source) if empty else load_model(source).to(device)
-    policy = PackedPolicy(
-        model,
-        attention=attention,
-        dtype=dtype,
-        kernels=kernels,
-        gradient_checkpointing=gradient_checkpointing,
-        device=device,
-    )
+    shared = ("attention", "dtype", "kernels", "gradient_checkpointing")
+    options: Any = {} if config is None else {name: getattr(config, name) for name in shared}
+    policy = PackedPolicy(model, device=device, **options)
     if not empty:
         check_policy(policy)
     return policy
@@ -452,15 +441,7 @@ def build_policy(config: TrainConfig, device: str | None = None, *, empty: bool 
     Raises:
         UsageError: as for `load_policy`; or peft is missing.
     """
-    policy = load_policy(
-        config.model,
-        device or config.device,
-        attention=config.attention,
-        dtype=config.dtype,
-        kernels=config.kernels,
-        gradient_checkpointing=config.gradient_checkpointing,
-        empty=empty,
-    )
+    policy = load_policy(config.model, device or config.device, config, empty=empty)
     if config.lora is not None:
         policy.add_adapters(config.lora, seed=config.seed)
     return policy

@@ -75,11 +75,10 @@ def make_reference(config: TrainConfig, ranks: Ranks = ALONE) -> FrozenPolicy:
     """
     device = ranks.device if ranks.joined else config.device
     source = config.reference or config.model
+    scoring = config.model_copy(update={"gradient_checkpointing": False})
 
     def load(empty: bool) -> PackedPolicy:
-        policy = load_policy(
-            source, device, attention=config.attention, dtype=config.dtype, kernels=config.kernels, empty=empty
-        )
+        policy = load_policy(source, device, scoring, empty=empty)
         policy.model.requires_grad_(requires_grad=False)
         return policy
 

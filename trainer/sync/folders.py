@@ -70,12 +70,6 @@ class DiskSync:
         self._adapter = adapter
         self._delivery: asyncio.Task[Push] | None = None
 
-    @property
-    def version(self) -> int | None:
-        """Return the version that was pushed last."""
-        current = self._targets.current
-        return None if current is None else current.version
-
     async def push(self, version: int) -> None:
         """Write the current weights, and start to load them into the engines.
 

@@ -4,11 +4,8 @@
     ipc     every server reads the memory of the trainer's weights
 
 vLLM's trainer side (`vllm.distributed.weight_transfer`, since 0.28) opens the transfer, and packs parameters. This
-module drives several servers through it as if they were one. Start the servers with `--weight-transfer-config
-'{"backend": "nccl"}'` (or ipc) and `VLLM_SERVER_DEV_MODE=1`. ipc sends handles of memory as pickles and needs
-`VLLM_ALLOW_INSECURE_SERIALIZATION=1`: anyone who reaches such a server can run code in it, so it must listen on
-127.0.0.1 only. A round is: pause (calls in flight are kept), start, update, finish with the version, reset the prefix
-cache, resume.
+module drives several servers through it as if they were one; docs/guides/loop.md says how to start them. A round is:
+pause (calls in flight are kept), start, update, finish with the version, reset the prefix cache, resume.
 
 A transfer leaves no copy on disk. A server that restarted has other weights until the next push, and is not used
 before. With nccl it has left the group, so that push fails, and the one after it opens a new group. A transfer that
@@ -94,11 +91,9 @@ class WeightTransfer:
         try:
             options: dict[str, Any] = {}
             if self._backend == "nccl":
-                options = {
-                    "master_address": _find_own_address(self._control.urls[0]),
-                    "master_port": _find_free_port(),
-                    "world_size": 1 + sum(self._control.world_sizes()),
-                }
+                address, port = _find_own_address(self._control.urls[0])
+                options = {"master_address": address, "master_port": port}
+                options["world_size"] = 1 + sum(self._control.world_sizes())
             return factory.trainer_init(
                 init_info(rank=0, packed=self._packed, **options),
                 client=self._control,
@@ -110,17 +105,13 @@ class WeightTransfer:
             ) from error
 
 
-def _find_own_address(url: str) -> str:
-    """Return this machine's address as a server sees it."""
-    host = urlsplit(url)
-    with socket.create_connection((host.hostname or "", host.port or 80), timeout=_CALL_SECONDS) as connection:
-        return str(connection.getsockname()[0])
-
-
-def _find_free_port() -> int:
-    with socket.socket() as free_socket:
-        free_socket.bind(("", 0))
-        return int(free_socket.getsockname()[1])
+def _find_own_address(url: str) -> tuple[str, int]:
+    """Return this machine's address as a server sees it, and a free port."""
+    server = urlsplit(url)
+    with socket.create_connection((server.hostname or "", server.port or 80), timeout=_CALL_SECONDS) as connection:
+        address = str(connection.getsockname()[0])
+    with socket.create_server((address, 0)) as free_socket:
+        return address, int(free_socket.getsockname()[1])
 
 
 class VllmServers:

@@ -111,12 +111,12 @@ def show_episode() -> None:
     if ground_truth is not None:
         with st.expander("Ground truth", icon=":material/flag:", type="compact"):
             st.code(visible(plain.format_json(ground_truth)), language="json", wrap_lines=True)
-    annotation_marks = annotations.draw_annotations(episode_id, get_int("step"))
+    follows_step = annotations.draw_annotations(episode_id, get_int("step"))
     window, selected = _choose_window(facts)
     search = filters.read_carried_filter()[0].text
     find = episodes.get_longest_term(search) if search else ""
     component.draw_transcript(
-        EpisodeTranscript(read, href, facts, credit), window, selected, hidden, reruns=annotation_marks, find=find
+        EpisodeTranscript(read, href, facts, credit), window, selected, hidden, reruns=follows_step, find=find
     )
 
 

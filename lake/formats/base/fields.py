@@ -115,12 +115,8 @@ def split_group(file: Input, task: str, *, within: Any = None, key: str | None =
 
     The first group has the name `task`, further ones `task-2`, `task-3`. The report of the ingest says so.
 
-    Args:
-        file: the file, which remembers its groups.
-        task: the name, of the prompt (`make_prompt_task_id`) or of the source.
-        within: what keeps groups of one task apart in any case: round and run.
-        key: group that the source names.
-        truth: what tells problems apart if there is no key, and no prompt shows: the ground truth, images.
+    `within` keeps groups of one task apart in any case: round and run. `key` is a group that the source names. Without
+    one, `truth` tells problems apart: the ground truth, images.
     """
     group = key
     if key is None and truth not in (None, {}, []):

@@ -92,18 +92,15 @@ class _Constant(str):
 
 def find_repeated_key(text: str | bytes) -> str | None:
     """Return a sentence about the first key that an object in a well-formed text has twice; None if no key repeats."""
-    for path, node in _walk_nodes(text):
-        if isinstance(node, _ObjectWithRepeatedKey):
-            return f"the object at `{path}` has the key {node.key!r} twice; valid: once"
-    return None
+    repeated = ((path, node.key) for path, node in _walk_nodes(text) if isinstance(node, _ObjectWithRepeatedKey))
+    return next((f"the object at `{path}` has the key {key!r} twice; valid: once" for path, key in repeated), None)
 
 
 def find_not_a_number(text: str | bytes) -> str | None:
     """Return a sentence about the first NaN or infinity in an otherwise well-formed text; None without one."""
-    for path, node in _walk_nodes(text):
-        if isinstance(node, _Constant):
-            return f"`{path}` is {node}, which JSON does not have; valid: a finite number, or null if unknown"
-    return None
+    valid = "valid: a finite number, or null if unknown"
+    constants = ((path, node) for path, node in _walk_nodes(text) if isinstance(node, _Constant))
+    return next((f"`{path}` is {node}, which JSON does not have; {valid}" for path, node in constants), None)
 
 
 def _walk_nodes(text: str | bytes) -> Iterator[tuple[str, Any]]:
@@ -190,9 +187,7 @@ class Scanner:
         """Read the next value, its text (undecodable bytes as lone surrogates), and why a well-formed one is refused.
 
         The value of a refused one is null: it is nested too deeply, or a number in it has too many digits.
-
-        Raises:
-            TooLongError: the value is longer than `VALUE_LIMIT`.
+        Raises TooLongError: the value is longer than `VALUE_LIMIT`.
         """
         self.peek()
         problem = None
@@ -253,7 +248,6 @@ class Scanner:
         raise TooLongError(f"it is {size}; keep images and other payloads in files and write their paths")
 
     def _grow_within_limit(self) -> bool:
-        """Grow the window of a value that does not end in it; False at the end of the file."""
         self._check_length(len(self._text))
         return self._grow()
 
@@ -297,7 +291,6 @@ class _ElementBatch:
 
     @cached_property
     def texts(self) -> list[msgspec.Raw]:
-        """The text of each element."""
         return _TEXTS.decode(self._array)
 
 
@@ -406,8 +399,6 @@ def read_members(path: Path, names: Collection[str], meter: Meter) -> Iterator[O
 
 
 class _ByteWindow:
-    """The bytes of a file from some position on."""
-
     def __init__(self, file: Source) -> None:
         self.file = file
         head = file.read(3)
@@ -428,8 +419,7 @@ class _ByteWindow:
     def skip(self, start: int) -> tuple[str, bool]:
         """Step over the text, list or object that starts `start` bytes behind the position, without keeping it.
 
-        Returns:
-            the text at its start, and whether it has an end.
+        Returns the text at its start, and whether it has an end.
         """
         self.position += start
         raw = self.content[self.position : self.position + _RAW_OF_LONG].decode("utf-8", errors="backslashreplace")

@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import repeat
@@ -82,8 +82,7 @@ class ShapeError(ValueError):
 def report_unknown(file: Input, holder: str, keys: Iterable[str]) -> None:
     """Count the keys or types of a holder (`message`, say) that a reader does not know, for the report of the ingest.
 
-    Raises:
-        UnsupportedError: the ingest is strict, and there is one.
+    Raises UnsupportedError: the ingest is strict, and there is one.
     """
     names = sorted(keys)
     if names and file.is_strict:
@@ -250,10 +249,8 @@ def list_non_text_parts(messages: Iterable[Any]) -> list[str]:
 def read_values(file: Input, *, by_line: bool = False) -> Iterator[Element | Reject]:
     """Read the values of a file in order: lines from 1, elements of an array, rows, or the one document from 0.
 
-    Args:
-        file: the file.
-        by_line: files of the format are lines. A file with damaged first lines is then not taken for a document, unless
-            it begins with an opening bracket on a separate line.
+    `by_line`: files of the format are lines. A file with damaged first lines is then not taken for a document, unless
+    it begins with an opening bracket on a separate line.
     """
     head = read_head_or_other(file.path)
     by_line = by_line and head.text.lstrip().partition("\n")[0].rstrip() != "{"
@@ -319,10 +316,7 @@ def read_document(file: Input) -> Element | Reject:
 def parse_document(position: int, content: bytes, *, constants: bool = False) -> Element | Reject:
     """Parse a document or an entry of an archive as one JSON value.
 
-    Args:
-        position: position of the value in its file.
-        content: the bytes.
-        constants: the format writes NaN and infinities, which JSON does not have.
+    `constants`: the format writes NaN and infinities, which JSON does not have.
     """
     text = content.removeprefix(_BOM)
     is_json = True
@@ -343,10 +337,9 @@ def _reject_document(position: int, content: bytes, reason: str, message: str) -
 
 
 def _decode_with_constants(text: bytes) -> Any:
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 # ---------------------------------------------------------------- rows of Arrow
@@ -512,10 +505,9 @@ def find_element_problem(element: Element) -> str | None:
 def make_element(document: Any) -> Element:
     """Return an object that a reader built from values of a file as one value; its text is for a person."""
     try:
-        text = msgspec.json.encode(document).decode()
+        return Element(0, document, source=msgspec.json.encode(document))
     except (TypeError, ValueError, RecursionError, OverflowError):
-        text = format_record(document)
-    return Element(0, document, source=text)
+        return Element(0, document, source=format_record(document))
 
 
 # ---------------------------------------------------------------- pieces grouped by key
@@ -526,9 +518,7 @@ def group_pieces(items: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, list
 
     All items are read before the first group is returned, into a temporary SQLite database. SQLite caches it while it
     fits, writes the rest to a temporary file, and removes that with the connection. Memory is bounded by one group.
-
-    Raises:
-        LakeAccessError: the disk has no room for the pieces.
+    Raises LakeAccessError: the disk has no room for the pieces.
     """
     try:
         with closing(sqlite3.connect("", isolation_level=None, check_same_thread=False)) as database:

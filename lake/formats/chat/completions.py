@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import parse_count, parse_time
+from lake.formats.base.fields import as_list, as_object, parse_count, parse_time
 from lake.formats.base.rows import ShapeError, omit_fields
 from lake.formats.chat.messages import Message, check_message
 from lake.formats.tracing.payloads import split_content, to_messages, to_text
@@ -69,11 +69,7 @@ _CHOICE_KEYS = ("index", "message", "text", "finish_reason", "logprobs", "token_
 
 
 def parse_completion(response: Any, location: str = "response") -> Completion:
-    """Parse a response, or the chunks of one.
-
-    Raises:
-        ShapeError: it is neither an object nor a list of chunks, or a field has the wrong type; the message names it.
-    """
+    """Parse a response, or the chunks of one. Raises ShapeError: it is neither, or a field has the wrong type."""
     try:
         if isinstance(response, list):
             stream = CompletionStream()
@@ -133,11 +129,9 @@ def parse_logprobs(logprobs: Any, count: int) -> list[float] | None:
     """Return the log-probabilities of the sampled tokens; None unless there is one for each of `count` tokens."""
     if not isinstance(logprobs, dict) or not count:
         return None
-    content = logprobs.get("content")
-    if isinstance(content, list):
-        candidates = [token.get("logprob") if isinstance(token, dict) else None for token in content]
-    else:
-        candidates = logprobs["token_logprobs"] if isinstance(logprobs.get("token_logprobs"), list) else []
+    candidates = as_list(logprobs.get("token_logprobs"))
+    if isinstance(content := logprobs.get("content"), list):
+        candidates = [as_object(token).get("logprob") for token in content]
     numbers = [float(v) for v in candidates if isinstance(v, int | float) and not isinstance(v, bool)]
     return numbers if len(numbers) == len(candidates) == count else None
 
@@ -273,14 +267,10 @@ class Lineage:
     ) -> TokensRecord:
         """Add one call and return its tokens; `fields` are further ones of the record."""
         prompt = list(prompt_ids)
-        prefix: int | None = None
-        length = 0
         # The longest match counts, of equals the newest. Longest first, because the last call mostly is the match.
         longest_first = sorted(self._sequences, key=lambda pair: (len(pair[1]), pair[0]), reverse=True)
-        for index, sequence in longest_first:
-            if len(sequence) <= len(prompt) and prompt[: len(sequence)] == sequence:
-                prefix, length = index, len(sequence)
-                break
+        matches = ((i, len(s)) for i, s in longest_first if len(s) <= len(prompt) and prompt[: len(s)] == s)
+        prefix, length = next(matches, (None, 0))
         self._sequences.append((step_index, [*prompt, *action_ids]))
         return TokensRecord(
             context_ids=prompt[length:],
@@ -301,7 +291,7 @@ def apply_answer(step: StepRecord, response: Any, lineage: Lineage, index: int) 
     except ShapeError:
         return response
     extra = answer.extra
-    usage = extra["usage"] if isinstance(extra.get("usage"), dict) else {}
+    usage = as_object(extra.get("usage"))
     step.model = answer.model or step.model
     step.finish_reason = answer.finish_reason or step.finish_reason
     for name, count, key in (
@@ -338,17 +328,13 @@ def build_output_message(items: Any, location: str) -> Message:
         raise ShapeError(f"`{location}` is {type(items).__name__}; valid: a list of output items")
     output_parts: list[Any] = []
     for item in items:
-        is_text = isinstance(item, dict) and item.get("type") == "message" and isinstance(item.get("content"), list)
-        output_parts += item["content"] if is_text else [item]
+        content = as_object(item).get("content") if as_object(item).get("type") == "message" else None
+        output_parts += content if isinstance(content, list) else [item]
     return split_content(output_parts, "assistant")[-1]
 
 
 def build_input_message(item: Any, location: str) -> Message:
-    """Return the message of an input item; an item with a role is a message already.
-
-    Raises:
-        ShapeError: it is neither.
-    """
+    """Return the message of an input item; one with a role is a message already. Raises ShapeError: it is neither."""
     if isinstance(item, dict) and "role" not in item and isinstance(item.get("type"), str):
         message = to_messages(item, "user")[0]
         return (omit_fields(item, "type", "call_id", "output", "content", "summary", "id") or {}) | message
@@ -359,8 +345,7 @@ def build_input_message(item: Any, location: str) -> Message:
 def group_items(items: list[Any], location: str) -> list[tuple[Message, list[dict[str, Any]]]]:
     """Group items into messages: each message of the model with its items, each input message with none.
 
-    Raises:
-        ShapeError: an item is not an object, or neither a message nor a known item.
+    Raises ShapeError: an item is not an object, or neither a message nor a known item.
     """
     messages: list[tuple[Message, list[dict[str, Any]]]] = []
     run: list[dict[str, Any]] = []

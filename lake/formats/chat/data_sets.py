@@ -24,19 +24,12 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.formats.base.fields import ScoreList, as_text, parse_count, parse_number
+from lake.formats.base.fields import ScoreList, as_object, as_text, parse_count, parse_number
 from lake.formats.base.format import FileHead
 from lake.formats.base.json_array import Rewriter
 from lake.formats.base.rows import ShapeError
 from lake.formats.base.source import Input
-from lake.formats.chat.messages import (
-    ChatDecisions,
-    Message,
-    is_assistant,
-    join_text,
-    make_tool_call,
-    parse_chat,
-)
+from lake.formats.chat.messages import ChatDecisions, Message, is_assistant, join_text, make_tool_call, parse_chat
 from lake.formats.tracing.payloads import is_part, join_parts, report_unknown_keys, to_messages
 from lake.records import EpisodeRecord
 
@@ -63,16 +56,9 @@ RAW = "_raw"
 
 
 def normalise_messages(raw_messages: Any, location: str, file: Input | None = None) -> list[Message]:
-    """Normalise a list of messages, JSON text of one, or one message.
+    """Normalise a list of messages, JSON text of one, or one message; `location` names them in error messages.
 
-    Args:
-        raw_messages: the messages.
-        location: name of the list in its source, for error messages.
-        file: their file, whose report names their unknown keys.
-
-    Raises:
-        ShapeError: another value.
-        UnsupportedError: see `report_unknown_keys`.
+    The report of `file` names their unknown keys. Raises ShapeError: another value; see also `report_unknown_keys`.
     """
     entries = decode_json_text(raw_messages) if isinstance(raw_messages, str) else raw_messages
     if isinstance(entries, dict):
@@ -207,11 +193,7 @@ def _normalise_part(part: Any) -> list[Any]:
 # ---------------------------------------------------------------- rows
 
 CHATS = ("messages", "conversations", "conversation")
-PAIRS = (
-    ("chosen_messages", "rejected_messages"),
-    ("chosen", "rejected"),
-    ("chosen_response", "rejected_response"),
-)
+PAIRS = (("chosen_messages", "rejected_messages"), ("chosen", "rejected"), ("chosen_response", "rejected_response"))
 ANSWERS = ("completion", "response", "output")
 SIDES = ("chosen", "rejected")
 _COLUMN_NAMES = (
@@ -277,11 +259,7 @@ def is_chat(field: Any) -> bool:
 
 
 def parse_row_chats(row: dict[str, Any], file: Input) -> RowChats:
-    """Parse the chats of a row.
-
-    Raises:
-        ShapeError, msgspec.ValidationError: a message of the wrong shape; a row without a known form.
-    """
+    """Parse the chats of a row. Raises ShapeError, msgspec.ValidationError: it has no known form."""
     pair = next((pair for pair in PAIRS if row.get(pair[0]) is not None and row.get(pair[1]) is not None), None)
     order = ("prompt", *CHATS, "instruction") if pair else (*CHATS, "prompt", "instruction")
     prompt_key = next((key for key in order if row.get(key) is not None), None)
@@ -373,15 +351,12 @@ def _begins_with(chat: list[Message], prompt: list[Message]) -> bool:
     if chat[: len(prompt)] == prompt:
         return True
     first = next((message for message in chat if _get_role(message) == "user"), None)
-    return (
-        first is not None
-        and len(prompt) == 1
-        and join_text(first.get("content")) == join_text(prompt[0].get("content"))
-    )
+    is_text = first is not None and len(prompt) == 1
+    return is_text and join_text(as_object(first).get("content")) == join_text(prompt[0].get("content"))
 
 
 def _get_role(message: Any) -> Any:
-    return message.get("role") if isinstance(message, dict) else None
+    return as_object(message).get("role")
 
 
 # ---------------------------------------------------------------- recognising files of chats
@@ -458,11 +433,7 @@ def _has_chat(row: dict[str, Any]) -> bool:
         return True
     for pair in PAIRS:
         preferred, rejected = (row.get(key) for key in pair)
-        if (
-            preferred is not None
-            and type(preferred) is type(rejected)
-            and (isinstance(preferred, str) or is_chat(preferred))
-        ):
+        if type(preferred) is type(rejected) and (isinstance(preferred, str) or is_chat(preferred)):
             return True
     prompts, answers = ([row.get(key) for key in keys] for keys in (("prompt", "instruction"), ANSWERS))
     return all(any(isinstance(field, str) or is_chat(field) for field in fields) for fields in (prompts, answers))

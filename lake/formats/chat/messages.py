@@ -58,15 +58,9 @@ def is_assistant(message: Message) -> bool:
 def parse_chat(
     messages: Sequence[Any], *, is_decision: Callable[[Message], bool] = is_assistant, location: str = "messages"
 ) -> ChatDecisions:
-    """Parse a chat into decisions.
+    """Parse a chat into decisions: messages for which `is_decision`; `location` names the list in error messages.
 
-    Args:
-        messages: messages of the form above.
-        is_decision: returns whether a message is a decision; all others are observed.
-        location: name of the list in its source, for error messages.
-
-    Raises:
-        ShapeError: a message has no role, content that is neither text nor parts, or calls that are not a list.
+    Raises ShapeError: a message has no role, content that is neither text nor parts, or calls that are not a list.
     """
     chat = ChatDecisions()
     since: list[Message] = []
@@ -191,15 +185,9 @@ class CallHistory:
         """Hashes of the prompts so far, and the step of each."""
 
     def add(self, prompt: Sequence[Any], answer: Any, *, location: str = "messages") -> StepRecord:
-        """Add the decision of one call.
+        """Add the decision of one call, the answer to a prompt, which `location` names in error messages.
 
-        Args:
-            prompt: the messages of its request.
-            answer: the assistant's message.
-            location: name of the prompt in its source, for error messages.
-
-        Raises:
-            ShapeError: a message has another shape.
+        Raises ShapeError: a message has another shape.
         """
         messages = [check_message(message, f"{location}[{index}]") for index, message in enumerate(prompt)]
         start, prompt_hash, follows = 0, 0, None

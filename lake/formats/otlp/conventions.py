@@ -102,11 +102,6 @@ _HEADS = ("gen_ai.input.messages", "gen_ai.output.messages", *(key for pair in _
 _PART_KEYS = frozenset(("type", "text", "toolUse", "toolResult", "reasoningContent", "image"))
 
 
-def has_messages(attributes: dict[str, Any]) -> bool:
-    """Return whether some attribute holds messages."""
-    return "events" in attributes or any(key.startswith(_HEADS) for key in attributes)
-
-
 def pop_genai_messages(attributes: dict[str, Any], events: list[SpanEvent]) -> tuple[Payload, Payload]:
     """Remove and return the prompt of a call and the messages of its output, from its attributes and events."""
     for event in [e for e in events if e["name"] in (DETAILS, *_CONTENT)]:
@@ -250,7 +245,7 @@ def get_genai_kind(attributes: dict[str, Any]) -> str | None:
     if (mlflow_type := get_text(attributes, "mlflow.spanType")) is not None:
         return "llm" if (kind := mlflow_type.strip('"')) == "CHAT_MODEL" else kind.lower()
     has_model = any(key in attributes for key in ("gen_ai.request.model", "gen_ai.system", "request_data"))
-    if has_model and has_messages(attributes):
+    if has_model and ("events" in attributes or any(key.startswith(_HEADS) for key in attributes)):
         return "llm"
     if "agent_name" in attributes or ("gen_ai.agent.name" in attributes and "gen_ai.request.model" not in attributes):
         return "agent"
@@ -358,9 +353,8 @@ def fill_openinference_span(span: Span) -> bool:
         span.call = build_openinference_call(attributes)
     elif span.kind == "tool":
         call_id, arguments = get_text(attributes, "tool_call.id", "tool.id"), get_first(attributes, *_ARGUMENTS)
-        span.tool = _build_tool(
-            span, get_text(attributes, "tool.name"), call_id, arguments, attributes.get("output.value")
-        )
+        name, output = get_text(attributes, "tool.name"), attributes.get("output.value")
+        span.tool = _build_tool(span, name, call_id, arguments, output)
         span.tool.is_named = "tool.name" in attributes
     elif span.kind == "agent":
         span.agent = span.agent or get_text(attributes, "graph.node.id") or span.name.removeprefix("invoke_agent ")

@@ -16,9 +16,9 @@
 The conventions are in `otlp.conventions` and `langfuse`. The spans of a trace may be anywhere in a file.
 
 * A trace is an episode, its calls in the order of their start are the decisions (`tracing.episodes`). A trace without a
-  call of a model is rejected: services write many.
+  call of a model is rejected: services write many. The environment is the service's name.
 * The task is the trace, because a trace does not name its siblings; only experiments of Langfuse name the item of a
-  dataset. A session or conversation is in `extra`. The environment is the service's name.
+  dataset. A session or conversation is in `extra`.
 * Scores: events gen_ai.evaluation.result, and annotations of OpenInference; those of a call's span belong to its step.
 * All spans are kept, without the messages that became steps. Fields of a span other than attributes are under `otel`.
 
@@ -69,15 +69,6 @@ def is_jaeger_trace(node: Any) -> bool:
 def is_jaeger_span(node: Any) -> bool:
     """Return whether a value is a span of Jaeger."""
     return isinstance(node, dict) and all(key in node for key in ("traceID", "spanID", "operationName"))
-
-
-def list_jaeger_spans(trace: dict[str, Any]) -> list[Any]:
-    """Return the spans of a trace, each with the process that it ran in; other values unchanged."""
-    processes = as_object(trace.get("processes"))
-    return [
-        span | {"process": processes.get(str(span.get("processID")))} if is_jaeger_span(span) else span
-        for span in trace["spans"]
-    ]
 
 
 def convert_jaeger_span(span: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +145,12 @@ def read_spans(document: Any) -> Iterator[_Piece]:
         elif (key := next((k for k in BUNDLES if k in node), None)) is not None:
             stack += reversed(_list_paths(node[key], f"{path}{key}"))
         elif is_jaeger_trace(node):
-            stack += reversed(_list_paths(list_jaeger_spans(node), f"{path}spans"))
+            processes = as_object(node.get("processes"))
+            spans = [
+                span | {"process": processes.get(str(span.get("processID")))} if is_jaeger_span(span) else span
+                for span in node["spans"]
+            ]
+            stack += reversed(_list_paths(spans, f"{path}spans"))
         elif isinstance(node.get("trace"), dict):
             stack.append((node["trace"], f"{path}trace."))
         elif any(k in node for k in (*_SCOPES, *_LOG_SCOPES)):

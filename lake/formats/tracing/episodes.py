@@ -17,7 +17,7 @@ the decisions of an episode, in the order of their start; a sub-agent is another
 
 `extra` of a step has its `span_id`; `follows`: the step whose conversation it continues, if that is not the step before
 (agents in turns); `history`: `rewritten` if it continues no earlier call, so that its complete prompt is its context;
-`not_recorded`: prompt or answer, if the source lacks it; further `choices`; and `sampling`, if other steps differ.
+`not_recorded`: prompt or answer, if the source lacks it; further `choices`; and `sampling`, if it is not the episode's.
 """
 
 from bisect import bisect_left, bisect_right
@@ -356,7 +356,8 @@ def build_episodes(trace: Trace, file: Input, name: str) -> list[EpisodeRecord]:
     """
     tree = SpanTree(trace.spans)
     contents = [content for span in tree.decisions if span.call for content in span.call.missing]
-    contents += ["tool span" for span in tree.spans if span.tool and not _has_tool_content(span.tool)]
+    tools = [span.tool for span in tree.spans if span.tool and span.tool.result in _HIDDEN]
+    contents += ["tool span" for tool in tools if tool.arguments in (*_HIDDEN, {}, "{}")]
     for content in contents:
         add_note(file, Note("unrecorded", trace.capture_setting, content))
     has_scores = bool(trace.scores or any(span.scores for span in tree.spans))
@@ -609,10 +610,6 @@ def to_datetime(nanoseconds: int | None) -> datetime | None:
 def to_nanoseconds(field: Any) -> int | None:
     """Return a time (`parse_time`) as nanoseconds since 1970."""
     return None if (time := parse_time(field)) is None else (time - _EPOCH) // timedelta(microseconds=1) * 1000
-
-
-def _has_tool_content(tool: Tool) -> bool:
-    return tool.arguments not in (*_HIDDEN, {}, "{}") or tool.result not in _HIDDEN
 
 
 def _build_tool_message(tool: Tool) -> Message:

@@ -119,6 +119,8 @@ _RESULT_WRAPPERS = ("toolResult", "functionResponse", "function_response")
 _UNTYPED = {"reasoningContent": "reasoning"} | dict.fromkeys(_CALL_WRAPPERS[1:], "call")
 _UNTYPED |= dict.fromkeys(_RESULT_WRAPPERS, "result")
 _CALL_IDS = ("call_id", "toolCallId", "toolUseId", "id")
+_CALL_KEYS = frozenset((*_CALL_IDS[:-1], *_CALL_WRAPPERS, "name", "toolName", "arguments", "args", "input", "type"))
+_CALL_KEYS |= {"toolCallType"}
 _RESULT_IDS = ("tool_call_id", "call_id", "tool_use_id", "toolCallId", "toolUseId", "id")
 _RESULT_KEYS = frozenset((*_RESULT_IDS, "name", "toolName", "is_error", "isError", "status", "tool_calls"))
 _RESULT_TEXTS = ("response", "result", "content", "output")
@@ -201,7 +203,9 @@ def to_messages(node: Any, role: str) -> list[Message]:
     for holder in (message, kwargs):
         if isinstance(reasoning := holder.get("reasoning_content"), str) and reasoning:
             fields.setdefault("reasoning_content", reasoning)
-        if calls := _list_tool_calls(holder):
+        function = holder.get("function_call")
+        if calls := as_list(holder.get("tool_calls")) or ([function] if isinstance(function, dict) else []):
+            calls = [_normalise_call(call) if isinstance(call, dict) else call for call in calls]
             fields.setdefault("tool_calls", calls)
     content = message["parts"] if isinstance(message.get("parts"), list) else message.get("content")
     if "tool_calls" not in fields and (calls := _decode_text_calls(content)):
@@ -231,7 +235,9 @@ def split_content(content: Any, role: str, fields: Message | None = None) -> lis
             messages.append(_build_result_message(part))
         elif kind == "call":
             calls.append(_normalise_call(part))
-            details += _get_call_details(part)
+            # Fields that a call has no place for: its item's id, a signature.
+            detail = omit_empty(part, _CALL_KEYS)
+            details += [detail] if detail.keys() - {"id"} or ("call_id" in part and detail) else []
         elif kind == "reasoning":
             text, signature = _split_reasoning(part)
             reasoning += [text] if text else []
@@ -307,14 +313,6 @@ def _normalise_text_part(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": text} | omit_empty(part, ("text", "content", "type", "id"))
 
 
-def _list_tool_calls(holder: dict[str, Any]) -> list[Any]:
-    """Return the calls that are next to the content."""
-    calls = holder.get("tool_calls")
-    if isinstance(calls, list) and calls:
-        return [_normalise_call(call) if isinstance(call, dict) else call for call in calls]
-    return [_normalise_call(holder["function_call"])] if isinstance(holder.get("function_call"), dict) else []
-
-
 def _decode_text_calls(content: Any) -> list[Any]:
     """Return the calls in a text that is their JSON; empty for any other text."""
     if not isinstance(content, str) or not content.startswith("[{") or '"function"' not in content:
@@ -332,14 +330,6 @@ def _normalise_call(call: dict[str, Any]) -> dict[str, Any]:
     call_id = get_first(call, *_CALL_IDS) or get_first(inner, *_CALL_IDS)
     name = get_first(inner, "name", "toolName")
     return make_tool_call(to_text(name or ""), arguments, None if call_id is None else to_text(call_id))
-
-
-def _get_call_details(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the fields of a part that a call has no place for: its item's id, a signature."""
-    names = ("name", "toolName", "arguments", "args", "input", "type", "toolCallType")
-    mapped_keys = (*_CALL_IDS[:-1], *_CALL_WRAPPERS, *names)
-    details = omit_empty(part, mapped_keys)
-    return [details] if details.keys() - {"id"} or ("call_id" in part and details) else []
 
 
 def _build_result_message(part: dict[str, Any]) -> Message:

@@ -335,7 +335,7 @@ class ServerPool(Generic[ServerType]):
         if not await server.is_healthy():
             raise EngineGoneError(f"{server.url} does not answer")
 
-    def out(self, member: PooledServer[ServerType], problem: str) -> None:
+    def take_out(self, member: PooledServer[ServerType], problem: str) -> None:
         """Send a server no calls until it is ready."""
         member.problem = problem
         member.outs += 1
@@ -354,14 +354,14 @@ class ServerPool(Generic[ServerType]):
                     f"wait ({self.config.patience:g} s): {error}"
                 ) from error
             return max(self._pause(tried), error.seconds)
-        is_sick = isinstance(error, EngineBusyError | EngineFailedError) and not await member.server.is_healthy()
-        if isinstance(error, EngineGoneError) or is_sick:
-            self.out(member, str(error))
+        is_unhealthy = isinstance(error, EngineBusyError | EngineFailedError) and not await member.server.is_healthy()
+        if isinstance(error, EngineGoneError) or is_unhealthy:
+            self.take_out(member, str(error))
             return 0.0 if self._usable() else self._pause(tried)
         return self._pause(tried)
 
     def _pause(self, tried: int) -> float:
-        return compute_pause(tried, first=self.config.first_pause, longest=self.config.longest_pause, spread=0.5)
+        return compute_pause(tried, first=self.config.first_pause, longest=self.config.longest_pause, jitter=0.5)
 
     async def _member(self, key: str) -> PooledServer[ServerType]:
         """Return the server of a rollout, or another one if it is gone."""
@@ -559,7 +559,7 @@ class EnginePool(ServerPool[Engine]):
             try:
                 await do(member.server)
             except EngineError as error:
-                self.out(member, str(error))
+                self.take_out(member, str(error))
                 return None if isinstance(error, EngineGoneError) else error
             return None
 

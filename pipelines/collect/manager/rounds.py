@@ -124,15 +124,15 @@ def find_next_round(lake: Lake, tasks: TaskSet, run_settings: RunSettings, setti
     rounds: dict[int, tuple[RoundPlan, int, bool]] = {}
     parameters = ""
     for job_id, status, parameters in rows.iter_rows():
-        plan = _plan_of(parameters, run_settings.run)
+        plan = _parse_plan(parameters, run_settings.run)
         done = status == "succeeded" or (plan.round in rounds and rounds[plan.round][2])
         rounds[plan.round] = (plan, job_id, done)
-    print_of = ids.to_text(tasks.fingerprint)
+    fingerprint = ids.to_text(tasks.fingerprint)
     if not rounds:
-        return NextRound(_plan(0, Cursor(), tasks, run_settings), None)
+        return NextRound(_make_plan(0, Cursor(), tasks, run_settings), None)
     plan, job_id, done = rounds[max(rounds)]
-    if plan.of_tasks != print_of or plan.seed != run_settings.seed:
-        difference = "other tasks" if plan.of_tasks != print_of else f"--seed {plan.seed}"
+    if plan.of_tasks != fingerprint or plan.seed != run_settings.seed:
+        difference = "other tasks" if plan.of_tasks != fingerprint else f"--seed {plan.seed}"
         raise UsageError(
             f"run {run_settings.run!r} was collected with {difference}, which determine its rounds; pass the same, "
             "or another --run"
@@ -141,7 +141,7 @@ def find_next_round(lake: Lake, tasks: TaskSet, run_settings: RunSettings, setti
     if not done:
         return NextRound(plan, job_id)
     cursor = advance_cursor(tasks, Cursor(plan.epoch, plan.offset), plan.tasks)
-    return NextRound(_plan(plan.round + 1, cursor, tasks, run_settings), None)
+    return NextRound(_make_plan(plan.round + 1, cursor, tasks, run_settings), None)
 
 
 def _refuse_other_settings(before: dict[str, Any], run_settings: RunSettings, settings: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ def select_fixed_options(player: Mapping[str, Any]) -> dict[str, Any]:
     return {**fixed, **player.get("sampling", {})}
 
 
-def _plan(number: int, cursor: Cursor, tasks: TaskSet, run_settings: RunSettings) -> RoundPlan:
+def _make_plan(number: int, cursor: Cursor, tasks: TaskSet, run_settings: RunSettings) -> RoundPlan:
     return RoundPlan(
         round=number,
         epoch=cursor.epoch,
@@ -187,7 +187,7 @@ def _plan(number: int, cursor: Cursor, tasks: TaskSet, run_settings: RunSettings
     )
 
 
-def _plan_of(parameters: str, run: str) -> RoundPlan:
+def _parse_plan(parameters: str, run: str) -> RoundPlan:
     try:
         return msgspec.convert(msgspec.json.decode(parameters).get("plan"), RoundPlan)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -322,14 +322,15 @@ class _LocalSession:
         self._dtype = str(policy.model.dtype).removeprefix("torch.")
         self._rng_E = [np.random.default_rng(seed) for seed in seeds_E]
         self._unfed_E: list[list[int]] = [[] for _ in seeds_E]
-        self._glue_E: list[list[int]] = [[] for _ in seeds_E]
+        # End token that a cut action lacks: the next context begins with it.
+        self._missing_end_E: list[list[int]] = [[] for _ in seeds_E]
         self._batch = CachedBatch(policy.model, len(seeds_E))
 
     def act(self, turns: Sequence[Turn]) -> list[Decision]:
         """See `Session.act`."""
         self._batch.keep([turn.rollout for turn in turns])
         render = self._policy.renderer.context
-        context_B = [self._glue_E[turn.rollout] + render(turn.messages, turn.is_first) for turn in turns]
+        context_B = [self._missing_end_E[turn.rollout] + render(turn.messages, turn.is_first) for turn in turns]
         actions_B, logprobs_B, unfed_B = self._generate(
             [self._unfed_E[turn.rollout] + context for turn, context in zip(turns, context_B, strict=True)],
             [self._rng_E[turn.rollout] for turn in turns],
@@ -338,7 +339,7 @@ class _LocalSession:
         for row, turn in enumerate(turns):
             is_cut = actions_B[row][-1] != self._end
             self._unfed_E[turn.rollout] = unfed_B[row]
-            self._glue_E[turn.rollout] = [self._end] if is_cut else []  # the template also ends a cut action
+            self._missing_end_E[turn.rollout] = [self._end] if is_cut else []
             decisions.append(self._decision(context_B[row], actions_B[row], logprobs_B[row], is_cut))
         return decisions
 
