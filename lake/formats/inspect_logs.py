@@ -30,34 +30,13 @@ A sample in chunks has for messages, events and attachments a list in START.json
 conversation is `message_refs`, ranges of the messages; the names of its attachments are their numbers. The entries that
 are not needed repeat these or can be computed from them.
 
-Messages: a message's content is text or parts; reasoning is a separate part, or in early logs a key. A call is {id,
-function, arguments, parse_error?}. A tool's message has `function` and `error{type, message}`, in version 1
-`tool_error`. The model saw the message of a tool's error without text, and so does the reader's content. Images, and
-long texts of events, are `attachment://KEY`, in early logs `tc://KEY`.
-
-Messages of the input have `source: input`; those of a model have `generate`. An assistant's message with neither (of a
-bridge to another framework, or a solver) is a decision if it names its model, if a call of a model gave it, or if no
-message of its sample has `generate`.
-
-Events: a call of a model (`model`) gives its usage, time, stop reason and log-probabilities to its decision. That is
-the one whose message has the id of the call's output, or without ids the one with the same content, if it is unique.
-Calls without a decision (graders, other agents, failed attempts) are spans with their answers. Prompts repeat the
-conversation, so a span has only the messages that neither the sample nor an earlier call has. The provider's request
-and response repeat both and are dropped.
-
-`span_begin` and `span_end` (in early logs `step`) are one span. A `tool` has arguments and result only if no message
-has them, and not its display. `state` has changes of anything but messages, output, tools and store, which other
-events have. `sample_init` repeats the sample and is dropped. All others stay complete. Intermediate scores that name
-their scorer are also scores of the decision before them.
+Messages and events: `lake.formats.inspect_events`.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 from msgspec import Meta
@@ -69,9 +48,7 @@ from lake.formats.base.fields import (
     as_object,
     as_text,
     parse_count,
-    parse_finite,
     parse_number,
-    parse_time,
 )
 from lake.formats.base.format import FileHead, Format, Item
 from lake.formats.base.json_array import Element, ObjectMember, Rewriter
@@ -86,9 +63,22 @@ from lake.formats.base.rows import (
 )
 from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
-from lake.formats.chat.messages import ChatDecisions, Message, join_text, make_tool_call, parse_chat
+from lake.formats.chat.messages import ChatDecisions, Message, parse_chat
 from lake.formats.chat.sessions import sum_usage
-from lake.records import EpisodeRecord, Reject, SpanRecord, StepRecord, format_record
+from lake.formats.inspect_events import (
+    Resolve,
+    SampleFields,
+    Transcript,
+    convert_message,
+    fill_step,
+    find_decisions,
+    get_answer,
+    make_message_key,
+    parse_finite_number,
+    parse_utc,
+    resolve_references,
+)
+from lake.records import EpisodeRecord, Reject, StepRecord, format_record
 
 NAME = "inspect"
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -110,13 +100,6 @@ _NO_SAMPLES = (
     "it is an Inspect log without samples{}: its eval ended before the first one or was set not to log them, or this "
     "is the header alone; ingest the .eval file with its samples"
 )
-_Resolve = Callable[[Any], Any]
-_PROTOCOLS = ("attachment://", "tc://")
-_EVENT_KEYS = ("event", "uuid", "span_id", "timestamp", "completed")
-_MODEL_KEYS = ("model", "input", "input_refs", "tools", "output", "call", "traceback_ansi")
-_REPEATED_STATE = ("/messages", "/output", "/store", "/tools", "/tool_choice")
-_USAGE_KEYS = ("input_tokens", "output_tokens", "total_tokens", "total_cost")
-"""Keys of usage that the columns of a step hold."""
 
 
 def recognise(look: FileHead) -> bool:
@@ -163,394 +146,6 @@ def read(file: Input) -> Iterator[Item]:
                 if isinstance(item, Reject):
                     item.message = f"{name}: {item.message}"
                 yield item
-
-
-# ---------------------------------------------------------------- messages
-
-
-def _resolve_references(attachments: Mapping[str, str], value: Any) -> Any:
-    """Replace references by their texts; unknown references stay."""
-    # A recursive inner function would be a reference cycle, which ingest does not collect.
-    if isinstance(value, str):
-        return attachments.get(value.partition("://")[2], value) if value.startswith(_PROTOCOLS) else value
-    if isinstance(value, dict):
-        return {key: _resolve_references(attachments, field) for key, field in value.items()}
-    return [_resolve_references(attachments, element) for element in value] if isinstance(value, list) else value
-
-
-def _make_message_key(message: Mapping[str, Any], resolve: _Resolve) -> str | bytes:
-    """Return the identity of a message: its id, or in early logs its content."""
-    if isinstance(message.get("id"), str):
-        return str(message["id"])
-    content = [message.get("role"), message.get("content"), message.get("tool_calls")]
-    return msgspec.json.encode(resolve(content), order="deterministic")
-
-
-def _find_decisions(messages: Sequence[Any], answer_ids: set[str]) -> list[bool]:
-    """Return whether each message is a decision. `answer_ids`: ids of the messages that calls of models gave."""
-    answers = [message if as_object(message).get("role") == "assistant" else {} for message in messages]
-    is_marked = any(answer.get("source") == "generate" for answer in answers)
-
-    def is_decision(answer: Message) -> bool:
-        if not answer or answer.get("source") in ("input", "operator"):
-            return False
-        is_known = answer.get("source") == "generate" or answer.get("id") in answer_ids
-        return is_known or as_text(answer.get("model")) is not None or not is_marked
-
-    return list(map(is_decision, answers))
-
-
-def _convert_message(raw: Any, path: str, resolve: _Resolve) -> Message:
-    """Return a message in the form of chat APIs, without its id. Raises ShapeError: it is not a message."""
-    if not isinstance(raw, dict):
-        raise ShapeError(f"Expected `object`, got `{type(raw).__name__}` - at `$.{path}`")
-    message: Message = resolve(omit_fields(raw, "id") or {})
-    if message.get("role") == "assistant":
-        return _convert_assistant(message, path)
-    return _convert_tool_message(message) if message.get("role") == "tool" else message
-
-
-def _convert_assistant(message: Message, path: str) -> Message:
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        message["tool_calls"] = [_convert_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    if message.get("source") == "generate":
-        del message["source"]
-    content = as_list(message.get("content"))
-    content = content if all(isinstance(part, dict) for part in content) else []
-    thoughts = [part for part in content if part.get("type") == "reasoning"]
-    if thoughts:
-        # Encrypted reasoning has a summary instead of a text.
-        texts = (as_text(part.get("summary" if part.get("redacted") else "reasoning")) for part in thoughts)
-        message["reasoning_content"] = "\n".join(filter(None, texts))
-    elif isinstance(message.get("reasoning"), str):
-        message["reasoning_content"] = message.pop("reasoning")
-    answers = [drop_empty(part) for part in content if part.get("type") != "reasoning"]
-    is_plain = all(part.get("type") == "text" and part.keys() <= {"type", "text"} for part in answers)
-    if len(thoughts) == 1 and content[0] is thoughts[0] and len(answers) <= 1 and is_plain:
-        # Most models write reasoning, then an answer. Any other order stays in `content`, with all its parts.
-        message["content"] = join_text(answers)
-        mapped_keys = ("type",) if thoughts[0].get("redacted") else ("type", "reasoning", "redacted")
-        message["reasoning_part"] = drop_empty(thoughts[0], *mapped_keys) or None
-    return message
-
-
-def _convert_call(call: Any, path: str) -> dict[str, Any]:
-    if not isinstance(call, dict) or not isinstance(call.get("function"), str):
-        raise ShapeError(f"`{path}` is not a call; valid: an object with `id`, `function` and `arguments`")
-    fields = drop_empty(call, "id", "function", "arguments", "type")
-    return make_tool_call(call["function"], call.get("arguments"), as_text(call.get("id"))) | fields
-
-
-def _convert_tool_message(raw: Message) -> Message:
-    error = raw.get("error") or raw.get("tool_error")
-    fields = {"role": "tool", "tool_call_id": raw.get("tool_call_id"), "name": raw.get("function")}
-    message = {key: field for key, field in fields.items() if field is not None}
-    message |= omit_fields(raw, "role", "tool_call_id", "function") or {}
-    text = as_object(error).get("message", error)
-    content = raw.get("content")
-    is_parts = isinstance(content, list) and all(isinstance(part, str | dict) for part in content)
-    if isinstance(text, str) and not join_text(content if is_parts or isinstance(content, str) else None, "\n"):
-        message["content"] = text
-    return message | {"is_error": bool(error)}
-
-
-def _match_calls(answers: Iterable[tuple[str, Any]], messages: Sequence[Any], resolve: _Resolve) -> dict[str, int]:
-    """Return the index of the decision that each call, a span and its answer, led to; by the span."""
-    decisions: dict[str | bytes, list[int]] = defaultdict(list)
-    for index, message in enumerate(messages):
-        decisions[_make_message_key(message, resolve)].append(index)
-    calls: dict[str | bytes, list[str]] = defaultdict(list)
-    for span_id, answer in answers:
-        calls[_make_message_key(answer, resolve)].append(span_id)
-    pairs: dict[str, int] = {}
-    for key, indices in decisions.items():
-        spans = calls[key]
-        if isinstance(key, str) and len(indices) == 1:
-            spans = spans[-1:]
-        if len(spans) == len(indices):
-            pairs |= dict(zip(spans, indices, strict=True))
-    return pairs
-
-
-class _PromptMessages:
-    """The messages of prompts, each once."""
-
-    def __init__(self, messages: Sequence[Any], pool: Sequence[Any], resolve: _Resolve) -> None:
-        self._pool, self._resolve = pool, resolve
-        self._keys = {_make_message_key(message, resolve) for message in messages if isinstance(message, dict)}
-        self._is_read = bytearray(len(pool))
-        """1 for each message of the pool that a prompt had."""
-
-    def select_new(self, event: Mapping[str, Any]) -> list[Any]:
-        """Return the messages of a prompt that neither the sample nor an earlier prompt has."""
-        messages = list(as_list(event.get("input")))
-        for ref in as_list(event.get("input_refs")):
-            match ref:
-                case [int(start), int(end)] if 0 <= start <= end:
-                    while (start := self._is_read.find(0, start, end)) >= 0:
-                        messages.append(self._pool[start])
-                        self._is_read[start] = 1
-        new_messages = []
-        for message in messages:
-            if not isinstance(message, dict):
-                continue
-            if not isinstance(message.get("id"), str):
-                # Prompts repeat the raw message, so most need no look at their references.
-                raw = msgspec.json.encode(message)
-                if raw in self._keys:
-                    continue
-                self._keys.add(raw)
-            key = _make_message_key(message, self._resolve)
-            if key not in self._keys:
-                self._keys.add(key)
-                new_messages.append(self._resolve(message))
-        return new_messages
-
-
-def _parse_utc(value: Any) -> datetime | None:
-    """Return a time in UTC, as newer versions write it when they rewrite a log."""
-    time = parse_time(value) if isinstance(value, str) else None
-    with suppress(OverflowError):
-        return time and time.astimezone(UTC)
-    return None
-
-
-def _fill_step(step: StepRecord, output: Mapping[str, Any], resolve: _Resolve) -> None:
-    """Write the model, counts, cost and times of a call's output on its step."""
-    choice, usage = _get_choice(output), as_object(output.get("usage"))
-    step.model = step.model or as_text(output.get("model"))
-    step.finish_reason = as_text(choice.get("stop_reason"))
-    step.latency = _parse_finite_number(output.get("time"))
-    step.cost = _parse_finite_number(usage.get("total_cost"))
-    step.completion_tokens = parse_count(usage.get("output_tokens"))
-    # Tokens that the provider read from a cache, or wrote to one, are counted apart.
-    keys = ("input_tokens", "input_tokens_cache_read", "input_tokens_cache_write")
-    counts = [parse_count(usage.get(key)) for key in keys]
-    if counts[0] is not None:
-        step.prompt_tokens = sum(count or 0 for count in counts)
-    step.extra = (step.extra or {}) | resolve(drop_empty(choice, "message", "stop_reason")) or None
-
-
-def _parse_finite_number(value: Any) -> float | None:
-    return None if isinstance(value, bool) else parse_finite(value)
-
-
-def _get_answer(output: Mapping[str, Any]) -> dict[str, Any]:
-    return as_object(_get_choice(output).get("message"))
-
-
-def _get_choice(output: Mapping[str, Any]) -> dict[str, Any]:
-    return as_object(next(iter(as_list(output.get("choices"))), None))
-
-
-class _SpanEvent(NamedTuple):
-    value: dict[str, Any]
-    span_id: str
-    parent: str | None
-    is_retried: bool
-    """It belongs to an attempt that failed and was repeated."""
-
-
-class _SampleFields(NamedTuple):
-    messages: Sequence[Any]
-    scores: Sequence[Any]
-    target: Any
-    error: Mapping[str, Any]
-    sampling: Mapping[str, Any]
-
-
-class _Transcript:
-    """The events of a sample."""
-
-    def __init__(self, trace_id: str, events: Sequence[Any], retries: Sequence[Any], resolve: _Resolve) -> None:
-        """Raises ShapeError: an element of `events` is not an event."""
-        self.spans: list[SpanRecord] = []
-        self.scores: list[tuple[str, dict[str, Any], int]] = []
-        """Scorers, scores and steps of the scores before the end."""
-        self.tools: dict[str, Any] = {}
-        self._trace_id = trace_id
-        self._resolve = resolve
-        self._ids: set[str] = set()
-        self._open: dict[str, SpanRecord] = {}
-        self._nested_steps: list[SpanRecord] = []
-        """The open steps of early logs, which nest by their order."""
-        self._events = list(self._flatten(events, "events"))
-        for index, retry in enumerate(retries):
-            self._events += self._flatten_retry(as_object(retry), index)
-        calls = [event for event in self._events if event.value["event"] == "model" and not event.is_retried]
-        answers = ((event, _get_answer(as_object(event.value.get("output")))) for event in calls)
-        self._answers = [(event, answer) for event, answer in answers if answer]
-
-    def list_answer_ids(self) -> set[str]:
-        return {answer["id"] for _, answer in self._answers if isinstance(answer.get("id"), str)}
-
-    def find_time_range(self) -> tuple[datetime | None, datetime | None]:
-        times = [event.value.get("timestamp") for event in self._events if not event.is_retried]
-        return (_parse_utc(times[0]), _parse_utc(times[-1])) if times else (None, None)
-
-    def fill_steps(
-        self, steps: Sequence[StepRecord], messages: Sequence[Any], sample: _SampleFields, pool: Sequence[Any]
-    ) -> None:
-        """Write the fields of calls on steps, whose messages are `messages`, and make the spans.
-
-        Events need not repeat the fields `sample`; prompts refer to messages of `pool`.
-        """
-        self._sample, self._prompts = sample, _PromptMessages(sample.messages, pool, self._resolve)
-        pairs = ((call, index) for index, step in enumerate(steps) for call in step.tool_calls or ())
-        self._callers = {call["id"]: index for call, index in pairs if "id" in call}
-        self._answered_calls = {
-            call_id
-            for message in sample.messages
-            if as_object(message).get("role") == "tool" and (call_id := as_text(message.get("tool_call_id")))
-        }
-        indices = _match_calls(((event.span_id, answer) for event, answer in self._answers), messages, self._resolve)
-        last: int | None = None
-        for event in self._events:
-            last = indices.get(event.span_id, last)
-            self._add_event(event, steps, indices.get(event.span_id), last)
-
-    def _add_event(self, event: _SpanEvent, steps: Sequence[StepRecord], step: int | None, last: int | None) -> None:
-        value, kind = event.value, event.value["event"]
-        name = as_text(value.get("name")) or as_text(value.get("source")) or kind
-        if kind == "model":
-            self._add_model_call(event, steps, step)
-        elif kind == "tool":
-            self._add_tool_call(event)
-        elif kind == "score":
-            self._add_score(event, last)
-        elif kind == "error":
-            error = as_object(value.get("error"))
-            is_repeated = all(error.get(key) == self._sample.error.get(key) for key in ("message", "traceback"))
-            fields = {} if is_repeated else drop_empty({"error": drop_empty(error, "message", "traceback_ansi")})
-            self._add_span(event, "error", "error", "error", error=as_text(error.get("message")), **fields)
-        elif kind in ("span_end", "step") and value.get("action") != "begin":
-            self._end_span(value)
-        elif kind in ("span_begin", "step"):
-            mapped_keys = ("id", "parent_id", "type", "name", "action")
-            span = self._add_span(event, as_text(value.get("type")) or "span", name, *mapped_keys)
-            if kind == "step":
-                self._nested_steps.append(span)
-            else:
-                span.parent_span_id = as_text(value.get("parent_id"))
-                self._open[span.span_id] = span
-        elif kind == "state":
-            paths = ((change, str(as_object(change).get("path"))) for change in as_list(value.get("changes")))
-            if changes := [change for change, path in paths if not path.startswith(_REPEATED_STATE)]:
-                self._add_span(event, kind, name, "changes", changes=changes)
-        elif kind != "sample_init":
-            self._add_span(event, kind, name, "events", *(["name"] if name == value.get("name") else []))
-
-    def _end_span(self, event: Mapping[str, Any]) -> None:
-        span = self._open.pop(str(event.get("id")), None)
-        if event["event"] == "step" and self._nested_steps:
-            span = self._nested_steps.pop()
-        if span is not None:
-            span.ended_at = _parse_utc(event.get("timestamp"))
-
-    def _add_span(
-        self, event: _SpanEvent, kind: str, name: str, *mapped_keys: str, error: str | None = None, **fields: Any
-    ) -> SpanRecord:
-        value = event.value
-        started, ended = _parse_utc(value.get("timestamp")), _parse_utc(value.get("completed"))
-        attributes = drop_empty(value, *_EVENT_KEYS, *mapped_keys) | fields
-        if started is None and value.get("timestamp") is not None:
-            attributes["timestamp"] = value["timestamp"]
-        call = value if kind == "tool" else as_object(value.get("call"))
-        around = self._nested_steps[-1].span_id if self._nested_steps and not event.is_retried else None
-        span = SpanRecord(
-            trace_id=self._trace_id,
-            span_id=event.span_id,
-            parent_span_id=event.parent or as_text(value.get("span_id")) or around,
-            kind=kind,
-            name=name,
-            step_index=self._callers.get(as_text(call.get("id"))),
-            started_at=started,
-            ended_at=ended,
-            error=error,
-            attributes=self._resolve(attributes) or None,
-        )
-        self.spans.append(span)
-        return span
-
-    def _add_model_call(self, event: _SpanEvent, steps: Sequence[StepRecord], step: int | None) -> None:
-        value, output = event.value, as_object(event.value.get("output"))
-        fields: dict[str, Any] = {"input": self._prompts.select_new(value)}
-        mapped_keys = [*_MODEL_KEYS, "error"]
-        if value.get("config") == self._sample.sampling:
-            mapped_keys.append("config")
-        if value.get("tool_choice") in ("auto", "none"):
-            mapped_keys.append("tool_choice")
-        if step is None:
-            fields["output"] = drop_empty(output, "completion")
-        else:
-            _fill_step(steps[step], output, self._resolve)
-            # Without `completed`, the time of an event is that of its end.
-            steps[step].started_at = _parse_utc(value.get("timestamp")) if value.get("completed") else None
-            fields["output"] = drop_empty(output, "choices", "completion", "model", "usage", "time")
-            fields["choices"] = output["choices"][1:]
-            if drop_empty(as_object(output.get("usage")), *_USAGE_KEYS):
-                fields["usage"] = output["usage"]
-            for tool in as_list(value.get("tools")):
-                if isinstance(tool, dict) and isinstance(tool.get("name"), str) and tool["name"] not in self.tools:
-                    function = self._resolve(drop_empty(tool))
-                    self.tools[tool["name"]] = {"type": "function", "function": function}
-        name, error = as_text(value.get("model")) or "model", as_text(value.get("error"))
-        span = self._add_span(event, "model", name, *mapped_keys, error=error, **drop_empty(fields))
-        span.step_index = step
-
-    def _add_tool_call(self, event: _SpanEvent) -> None:
-        value = event.value
-        mapped_keys = ["id", "type", "function", "events", "view", "error"]
-        if as_text(value.get("id")) in self._answered_calls:
-            mapped_keys += ["arguments", "result"]
-        error = as_object(value.get("error"))
-        text = ": ".join(filter(None, (as_text(error.get("type")), as_text(error.get("message")))))
-        fields = {"error": error} if error and not text else {}
-        name = as_text(value.get("function")) or "tool"
-        self._add_span(event, "tool", name, *mapped_keys, error=text or None, **fields)
-
-    def _add_score(self, event: _SpanEvent, last: int | None) -> None:
-        value, mapped_keys = event.value, ["scorer"]
-        score, scorer = value.get("score"), as_text(value.get("scorer"))
-        if value.get("target") == self._sample.target:
-            mapped_keys.append("target")
-        if not value.get("intermediate"):
-            mapped_keys += ["score", "intermediate"] if score in self._sample.scores else []
-        elif isinstance(score, dict) and scorer and last is not None and not event.is_retried:
-            self.scores.append((scorer, self._resolve(score), last))
-            mapped_keys.append("score")
-        span = self._add_span(event, "score", scorer or "score", *mapped_keys)
-        if value.get("intermediate"):
-            span.step_index = last
-
-    def _flatten_retry(self, retry: dict[str, Any], index: int) -> Iterator[_SpanEvent]:
-        span_id = self._make_span_id(f"attempt-{index}")
-        value = drop_empty(retry, "events", "traceback_ansi") | {"event": "error_retry", "name": f"attempt {index}"}
-        yield _SpanEvent(value, span_id, None, is_retried=True)
-        yield from self._flatten(retry.get("events") or (), f"error_retries[{index}].events", span_id, is_retried=True)
-
-    def _flatten(
-        self, events: Any, path: str, parent: str | None = None, *, is_retried: bool = False
-    ) -> Iterator[_SpanEvent]:
-        """Yield events and, in early logs, the events inside them."""
-        if not isinstance(events, list | tuple):
-            raise ShapeError(f"Expected `array`, got `{type(events).__name__}` - at `$.{path}`")
-        for index, value in enumerate(events):
-            if not isinstance(value, dict) or not as_text(value.get("event")):
-                raise ShapeError(f"`{path}[{index}]` is not an event; valid: an object with the name of its `event`")
-            name = as_text(value.get("id")) if value["event"] == "span_begin" else None
-            span_id = self._make_span_id(name or as_text(value.get("uuid")) or f"{path}[{index}]")
-            yield _SpanEvent(value, span_id, parent, is_retried)
-            if value["event"] in ("tool", "subtask") and isinstance(value.get("events"), list):
-                yield from self._flatten(value["events"], f"{path}[{index}].events", span_id, is_retried=is_retried)
-
-    def _make_span_id(self, name: str) -> str:
-        span_id, number = name, len(self._ids)
-        while span_id in self._ids:
-            span_id, number = f"{name}#{number}", number + 1
-        self._ids.add(span_id)
-        return span_id
 
 
 # ---------------------------------------------------------------- samples
@@ -636,9 +231,9 @@ def _drop_repeated(fields: dict[str, Any]) -> dict[str, Any]:
 def _build_record(value: Any, header: _EvalHeader) -> EpisodeRecord:
     # Some writers write null for a missing field.
     sample = msgspec.convert(omit_fields(value) if isinstance(value, dict) else value, _EvalSample)
-    resolve: _Resolve = partial(_resolve_references, sample.attachments) if sample.attachments else lambda field: field
+    resolve: Resolve = partial(resolve_references, sample.attachments) if sample.attachments else lambda field: field
     trace_id = sample.uuid or f"{sample.id}_epoch_{sample.epoch}"
-    transcript = _Transcript(trace_id, sample.events, sample.error_retries or (), resolve)
+    transcript = Transcript(trace_id, sample.events, sample.error_retries or (), resolve)
     messages, chat = _parse_sample(sample, transcript, resolve)
     decisions = [messages[index] for index in chat.message_indices]
     scores = {
@@ -647,7 +242,7 @@ def _build_record(value: Any, header: _EvalHeader) -> EpisodeRecord:
     }
     output = _fill_last_step(sample.output, decisions, chat.steps, resolve)
     raw_scores = list((sample.scores or {}).values())
-    fields = _SampleFields(messages, raw_scores, sample.target, sample.error or {}, header.sampling)
+    fields = SampleFields(messages, raw_scores, sample.target, sample.error or {}, header.sampling)
     transcript.fill_steps(chat.steps, decisions, fields, sample.events_data.messages if sample.events_data else ())
     first, last = transcript.find_time_range()
     ids = [message.get("id") for message in messages]
@@ -677,11 +272,11 @@ def _build_record(value: Any, header: _EvalHeader) -> EpisodeRecord:
         tools=list(transcript.tools.values()) or None,
         **_read_end(sample, chat.steps),
         error=as_text((sample.error or {}).get("message")),
-        env_return=_parse_finite_number(_parse_grade(grades[0])) if has_one_score else None,
+        env_return=parse_finite_number(_parse_grade(grades[0])) if has_one_score else None,
         scores=score_list.records,
         ground_truth=sample.target or None,
-        started_at=_parse_utc(sample.started_at) or first,
-        ended_at=_parse_utc(sample.completed_at) or last,
+        started_at=parse_utc(sample.started_at) or first,
+        ended_at=parse_utc(sample.completed_at) or last,
         **sum_usage(chat.steps),  # of the agent, without graders
         source_version=version,
         **chat.fields,
@@ -690,14 +285,14 @@ def _build_record(value: Any, header: _EvalHeader) -> EpisodeRecord:
     )
 
 
-def _parse_sample(sample: _EvalSample, transcript: _Transcript, resolve: _Resolve) -> tuple[list[Any], ChatDecisions]:
+def _parse_sample(sample: _EvalSample, transcript: Transcript, resolve: Resolve) -> tuple[list[Any], ChatDecisions]:
     """Return the raw messages, and their decisions; without any, the output is one, where solvers leave the answer."""
     raw_messages = sample.messages
-    decisions = _find_decisions(raw_messages, transcript.list_answer_ids())
-    answer = _get_answer(sample.output)
+    decisions = find_decisions(raw_messages, transcript.list_answer_ids())
+    answer = get_answer(sample.output)
     if not any(decisions) and (answer.get("content") or answer.get("tool_calls")):
         raw_messages, decisions = [*raw_messages, answer], [*decisions, True]
-    messages = [_convert_message(raw, f"messages[{index}]", resolve) for index, raw in enumerate(raw_messages)]
+    messages = [convert_message(raw, f"messages[{index}]", resolve) for index, raw in enumerate(raw_messages)]
     decision_ids = {id(message) for message, is_decision in zip(messages, decisions, strict=True) if is_decision}
     chat = parse_chat(messages, is_decision=lambda message: id(message) in decision_ids)
     for step in chat.steps:
@@ -710,28 +305,28 @@ def _parse_sample(sample: _EvalSample, transcript: _Transcript, resolve: _Resolv
 
 
 def _fill_last_step(
-    output: dict[str, Any], decisions: Sequence[Any], steps: Sequence[StepRecord], resolve: _Resolve
+    output: dict[str, Any], decisions: Sequence[Any], steps: Sequence[StepRecord], resolve: Resolve
 ) -> dict[str, Any]:
     """Return the fields of the sample's output that neither the last decision nor its call has.
 
     If the output is the last decision, it completes the step, because logs of version 1 have no events.
     """
-    if not (answer := _get_answer(output)):
+    if not (answer := get_answer(output)):
         return drop_empty(output, "model", "completion")
-    if not decisions or _make_message_key(decisions[-1], resolve) != _make_message_key(answer, resolve):
+    if not decisions or make_message_key(decisions[-1], resolve) != make_message_key(answer, resolve):
         return drop_empty(output, "completion")
-    _fill_step(steps[-1], output, resolve)
+    fill_step(steps[-1], output, resolve)
     return drop_empty({"choices": output["choices"][1:]})
 
 
-def _find_input(raw_input: Any, messages: Sequence[Message], resolve: _Resolve) -> Any:
+def _find_input(raw_input: Any, messages: Sequence[Message], resolve: Resolve) -> Any:
     """Return the input that the conversation does not begin with: solvers rewrite it."""
     if isinstance(raw_input, str):
         contents = [message.get("content") for message in messages if message["role"] == "user"]
         return None if resolve(raw_input) in contents else resolve(raw_input)
     if not isinstance(raw_input, list):
         return raw_input
-    inputs = [_convert_message(raw, f"input[{index}]", resolve) for index, raw in enumerate(raw_input)]
+    inputs = [convert_message(raw, f"input[{index}]", resolve) for index, raw in enumerate(raw_input)]
     initial = [omit_fields(message, "source") for message in messages]
     return [message for message in inputs if omit_fields(message, "source") not in initial]
 

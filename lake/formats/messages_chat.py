@@ -25,7 +25,8 @@ history. A message that a row or the message excludes from training (`lake.forma
 not trained on.
 
 Reward: none, because rows do not say that an environment gave their numbers. `reward`, `score`, `rating`, `resolved`,
-and `rewards` and `scores` (objects of several) are scores; for a pair also `score_chosen` or `chosen_score`. A row of
+and `rewards` and `scores` (objects of several) are scores; for a pair also `score_chosen` or `chosen_score`. One that
+is text stays in `extra` and is reported. A row with the text `error` failed. A row of
 Trajlake's own export names its episode (`lake.formats.chat.data_sets`), or its agent if it is one step.
 
 Equal rows are equal episodes in every kind of file. Parquet cannot tell a null inside an object from a missing key, so
@@ -44,7 +45,7 @@ from typing import Any
 from lake.formats.base.fields import ScoreList, as_object, parse_count, parse_number
 from lake.formats.base.format import FileHead, Format, Item
 from lake.formats.base.json_array import Element
-from lake.formats.base.rows import ShapeError, convert_value, omit_fields, read_values
+from lake.formats.base.rows import ShapeError, convert_value, omit_fields, read_values, report_unknown
 from lake.formats.base.source import Input
 from lake.formats.chat.data_sets import (
     EPISODE_COLUMNS,
@@ -107,7 +108,7 @@ def _drop_nulls(value: Any) -> Any:
 def _build_records(row: dict[str, Any], number: int, file: Input) -> list[EpisodeRecord]:
     """Return the episodes of a row: one, or the two of a pair. `number` is the row's in the file, from 1."""
     if _EXPORT_COLUMNS.issubset(row) and has_episode_names(row):
-        return [_build_exported_record(row)]
+        return [_build_exported_record(row, file)]
     row = normalise_columns(row)
     chats = parse_row_chats(row, file)
     sides = SIDES if len(chats.chats) > 1 else (None,)
@@ -115,7 +116,7 @@ def _build_records(row: dict[str, Any], number: int, file: Input) -> list[Episod
     return [_build_record(row, chat, number, file, chats.columns, side) for side, chat in pairs]
 
 
-def _build_exported_record(row: dict[str, Any]) -> EpisodeRecord:
+def _build_exported_record(row: dict[str, Any], file: Input) -> EpisodeRecord:
     """Return the episode of a row of Trajlake's own export, which has its names and the beginning of its decisions."""
     messages = normalise_messages(row["messages"], "messages")
     chat = parse_answers_from(messages, parse_count(row["prompt_messages"]) or 0, location="messages")
@@ -129,7 +130,7 @@ def _build_exported_record(row: dict[str, Any]) -> EpisodeRecord:
         scores.add(name, score)
     mapped_columns = (*_EXPORT_COLUMNS, *EPISODE_COLUMNS, *list_outcome_columns(row), "reward", "scores", "advantages")
     columns = omit_fields(row, *mapped_columns, "further") or {}
-    _add_columns(record, columns | as_object(further), scores)
+    _add_columns(record, columns | as_object(further), scores, file)
     return record
 
 
@@ -149,7 +150,9 @@ def _build_record(
         columns.pop(column, None)
         is_counted = bool(file.memory["ids"])
         record.rollout_index = file.next_index(record.task_id) if is_counted else int(side == "rejected")
-    _add_columns(record, columns, scores)
+    if isinstance(columns.get("error"), str) and columns["error"].strip():
+        record.status, record.error = "failed", columns.pop("error")
+    _add_columns(record, columns, scores, file)
     return record
 
 
@@ -179,7 +182,7 @@ def _choose_task(row: dict[str, Any], number: int, file: Input) -> tuple[str, st
     return (str(row[column]), column) if _is_name(row.get(column)) else (f"row {number}", "")
 
 
-def _add_columns(record: EpisodeRecord, columns: dict[str, Any], scores: ScoreList) -> None:
+def _add_columns(record: EpisodeRecord, columns: dict[str, Any], scores: ScoreList, file: Input) -> None:
     for key in SCORE_COLUMNS:
         score = columns.get(key)
         if key in ("rewards", "scores") and isinstance(score, dict):
@@ -187,6 +190,8 @@ def _add_columns(record: EpisodeRecord, columns: dict[str, Any], scores: ScoreLi
                 scores.add(name, named_score)
         elif parse_number(score) is not None and (key not in FLAG_COLUMNS or score in (0, 1)):
             scores.add(key, columns.pop(key))
+        elif isinstance(score, str) and key not in FLAG_COLUMNS:
+            report_unknown(file, "score that is text", [key])
     for key in ("tools", "functions"):
         column = columns.get(key)
         tools = decode_json_text(column) if isinstance(column, str) else column

@@ -305,13 +305,21 @@ def test_a_row_excludes_messages_by_a_list_and_all_of_them_by_a_flag(
 
 
 @pytest.mark.parametrize("place", ["row", "message"])
-def test_a_mask_of_unknown_meaning_is_said_once_for_a_file(place: str) -> None:
-    chat = make_chat([1, 0], "turn_mask" if place == "message" else None)
-    row = {"messages": chat} | ({} if place == "message" else {"turn_mask": [1, 0]})
+@pytest.mark.parametrize("key", ["turn_mask", "learn", "is_train", "skip", "exclude"])
+def test_a_mask_of_unknown_meaning_is_said_once_for_a_file(place: str, key: str) -> None:
+    chat = make_chat([1, 0], key if place == "message" else None)
+    row = {"messages": chat} | ({} if place == "message" else {key: 0})
     records, notes = read(write_lines, [row] * 3)
     assert all(step.trainable for record in records for step in record.steps)
-    (said,) = [number for note, number in notes.items() if note.kind == "rule" and "turn_mask" in note.subject]
+    (said,) = [number for note, number in notes.items() if note.kind == "rule" and repr(key) in note.subject]
     assert said == 3
+
+
+@pytest.mark.parametrize(("loss", "is_trained", "said"), [(0, False, 0), (1, True, 0), (0.0, True, 2), (0.7, True, 2)])
+def test_a_loss_of_0_excludes_a_row_and_a_logged_loss_is_said(loss: float, is_trained: bool, said: int) -> None:
+    records, notes = read(write_lines, [{"messages": make_chat([1, 1]), "loss": loss}] * 2)
+    assert {step.trainable for record in records for step in record.steps} == {is_trained}
+    assert count_rules(notes) == said
 
 
 # ---------------------------------------------------------------- inputs with right answers

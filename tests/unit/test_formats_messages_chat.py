@@ -10,6 +10,7 @@ import pytest
 
 from lake.errors import FormatError
 from lake.formats.base.format import read_head
+from lake.formats.base.source import Input
 from lake.formats.registry import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
@@ -391,6 +392,25 @@ def test_a_weight_of_nothing_is_not_trained_on(tmp_path: Path, key: str, weight:
     (step,) = read_one(tmp_path / "f.jsonl", {"messages": [ASK, YES | {key: weight}]}).steps
     assert step.trainable is bool(weight)
     assert step.extra == {key: weight}
+
+
+def test_a_row_with_an_error_failed(tmp_path: Path) -> None:
+    record = read_one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "error": "boom", "reward": 0})
+    assert (record.status, record.error, scores(record), record.extra) == ("failed", "boom", {"reward": 0.0}, None)
+    record = read_one(tmp_path / "f.jsonl", {"messages": [ASK, YES], "error": " "})
+    assert (record.status, record.error) == ("completed", None)
+
+
+def test_a_score_that_is_text_is_kept_and_reported_and_refused_if_strict(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    (record,), _ = read(path, {"messages": [ASK, YES], "reward": "0.5"})
+    assert (record.scores, record.extra) == ([], {"reward": "0.5"})
+    file = Input(path, "run")
+    assert len(list(FORMATS["messages"].reader(file))) == 1
+    assert [note.name for note in file.notes] == ["reward"]
+    (reject,) = FORMATS["messages"].reader(Input(path, "run", is_strict=True))
+    assert isinstance(reject, Reject)
+    assert reject.reason == "unsupported"
 
 
 def test_tools_may_be_json_text(tmp_path: Path) -> None:

@@ -27,17 +27,23 @@ WEIGHTS = (
 IGNORES = ("ignore", "ignored", "masked", "is_masked")
 """Keys whose 1 or true excludes it."""
 EXCLUSIONS = frozenset((*WEIGHTS, *IGNORES))
-_LOSS_WORDS = frozenset(("loss", "mask", "masks", "masked", "unmasked", "train", "trained", "trainable", "ignore"))
+_LOSS_WORDS = frozenset(
+    (
+        *("loss", "mask", "masks", "masked", "unmasked", "train", "trained", "trainable", "ignore"),
+        *("learn", "learned", "skip", "skipped", "exclude", "excluded"),
+    )
+)
 _OTHER_MASKS = frozenset(
-    # Of tokens, or written after training; and which split a row is of.
+    # Of tokens, or written after training; and a setting of engines.
     (
         *("token_loss_mask", "attention_mask", "completion_mask", "prompt_mask", "response_mask", "action_mask"),
-        *("pre_seq_error_sample_loss_mask", "is_train"),
+        *("pre_seq_error_sample_loss_mask", "skip_special_tokens"),
     )
 )
 _TAGS = ("metadata", "tags", "tag", "extra_info")
 """Keys of a row for an object with marks of a trainer."""
 _LEFT_OUT = Note("rule", "left out, because a trainer made them to fill its batches", "row")
+_LOGGED = Note("rule", "trained on: their `loss` has a decimal point, so a trainer logged it and it is no flag", "episode")
 _SET_ASIDE = Note("rule", "no returns but scores, because the rollouts failed (--errors-count: returns)", "reward")
 _PADDING = re.compile(r"pad[0-9a-f]{32}(_\d+){0,2}")
 
@@ -54,6 +60,8 @@ def apply_rules(record: EpisodeRecord, file: Input) -> bool:
         file.notes[_SET_ASIDE] += 1
     if extra:
         _exclude_steps(record, extra)
+    if isinstance(extra.get("loss"), float):
+        file.notes[_LOGGED] += 1
     holders = [extra, *[step.extra for step in record.steps if step.extra]]
     for name in {name for fields in holders for name in filter(_is_unknown_mask, fields) if _has_flags(fields[name])}:
         rule = f"trained on, although {name!r} may exclude some: its meaning is unknown"
@@ -99,7 +107,7 @@ def _exclude_steps(record: EpisodeRecord, row: dict[str, Any]) -> None:
     if EXCLUSIONS.isdisjoint(row):
         return
     # The number that a trainer logged as `loss` is no flag.
-    flags = {key: flag for key, flag in row.items() if key != "loss" or isinstance(flag, bool | list)}
+    flags = {key: flag for key, flag in row.items() if key != "loss" or not isinstance(flag, float)}
     if is_excluded(flags):
         for step in record.steps:
             step.trainable = False
