@@ -18,6 +18,7 @@ from pathlib import Path
 import polars as pl
 
 from lake import ids
+from lake.errors import LakeAccessError
 from lake.formats.base.rules import EXCLUSIONS, apply_rules
 from lake.formats.base.source import Input
 from lake.formats.chat.sessions import RESPONSE_KEYS, mark_copies
@@ -108,12 +109,15 @@ _CANDIDATES = f"""
 
 def check_readings(lake: Lake) -> tuple[str, str, str]:
     """Return a finding of the doctor: the episodes that an ingest of their sources would read otherwise today."""
-    snapshot = lake.snapshot()
+    check, snapshot = "episodes are as today's rules read them", lake.snapshot()
     outdated: dict[str, dict[str, set[int]]] = {}
-    for reason, episode_id, run_id in _find_outdated(lake, snapshot):
-        outdated.setdefault(run_id, {}).setdefault(reason, set()).add(episode_id)
-    details = [_describe_run(lake, snapshot, run_id, by_reason) for run_id, by_reason in sorted(outdated.items())]
-    return ("episodes are as today's rules read them", "note" if details else "fine", "; ".join(details))
+    try:
+        for reason, episode_id, run_id in _find_outdated(lake, snapshot):
+            outdated.setdefault(run_id, {}).setdefault(reason, set()).add(episode_id)
+        details = [_describe_run(lake, snapshot, run_id, by_reason) for run_id, by_reason in sorted(outdated.items())]
+    except LakeAccessError as error:
+        return (check, "note", f"not checked: {error}")
+    return (check, "note" if details else "fine", "; ".join(details))
 
 
 def _describe_run(lake: Lake, snapshot: Snapshot, run_id: str, by_reason: dict[str, set[int]]) -> str:

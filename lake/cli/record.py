@@ -123,8 +123,8 @@ def record(
 
 def _check(config: "RecordConfig", token: str | None) -> None:
     """Raise a TrajlakeError if the run's name or the host is invalid, or the package aiohttp is missing."""
-    from lake.formats.base.secrets import remove_keys
     from lake.records import check_run_name
+    from lake.secrets import remove_keys
 
     check_run_name(config.run)
     if remove_keys(config.run) != config.run:

@@ -80,7 +80,6 @@ from lake.formats.base.rows import (
     read_object_members,
     read_values,
 )
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Completion, Lineage, parse_completion, parse_logprobs
 from lake.formats.chat.messages import CallHistory, build_decision, check_message, make_tool_call
@@ -88,6 +87,7 @@ from lake.formats.otlp.conventions import build_genai_call
 from lake.formats.tracing.episodes import ModelCall, Score, Span, Tool, Trace, build_episodes, group_traces
 from lake.formats.tracing.payloads import decode_payload, get_text, parse_numeric, pop_indexed, to_messages, to_text
 from lake.records import EpisodeRecord, Index, Reject, StepRecord, read_sampling
+from lake.secrets import remove_keys
 
 NAME = "agent_lightning"
 SPANS_NAME = "agent_lightning_spans"

@@ -67,7 +67,6 @@ from lake.formats.base.rows import (
     read_companion,
     read_with_partial,
 )
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input, Source
 from lake.formats.chat.completions import Lineage
 from lake.formats.chat.messages import ChatDecisions, Message, check_message, make_tool_call, parse_chat
@@ -75,6 +74,7 @@ from lake.formats.chat.sessions import parse_token_count
 from lake.formats.tracing.payloads import list_objects
 from lake.ids import bytes_hash
 from lake.records import EpisodeRecord, Index, Int64, StepRecord
+from lake.secrets import remove_keys
 
 NAME = "atif"
 IS_ATIF = re.compile(r'"schema_version"\s*:\s*"ATIF')

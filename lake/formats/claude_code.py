@@ -28,6 +28,7 @@ environment `claude_code`.
   their steps. The episode is a `fork` or a `continuation` of that session's. Sessions that 1.0 resumed, and forks of
   2.0, are written again under the new id; there, and where a file has the same history twice, the `message.id` of a
   step shows the copy (`lake.formats.chat.sessions`).
+* Sessions in one file that share no line and no response are separate episodes.
 
 Step: one response of the model, which is the assistant lines that share a `message.id`. Usage is repeated, and the last
 line has all of it. `started_at` is the time of its first line, when its first part was complete. API errors are spans
@@ -91,6 +92,7 @@ NAME = "claude_code"
 _FLAGS = ("isMeta", "isCompactSummary", "isVisibleInTranscriptOnly")
 _STARTS = ("cwd", "gitBranch", "userType", "entrypoint", "slug", "version")
 """Fields of an episode that are stored once, and again if they change."""
+_LINKS = ("uuid", "parentUuid", "logicalParentUuid", "agentId")
 _REPORTS = ("toolUseResult", "tool_use_result")
 _MAPPED_KEYS = frozenset(("type", "subtype", "message", "uuid", "parentUuid", "logicalParentUuid", *_FLAGS))
 _MAPPED_KEYS |= {"sessionId", "session_id", "isSidechain", "agentId", "parent_tool_use_id", *_REPORTS, "timestamp"}
@@ -153,7 +155,40 @@ def no_trajectory(look: FileHead) -> str | None:  # noqa: PLR0911
 
 def read(file: Input) -> Iterator[Item]:
     """Yield records and rejects of a file, with line numbers from 1; an episode's position is its first line's."""
-    return build_session(read_objects(file), NAME, lambda lines, lost: _ClaudeSession(lines, lost).build_items(file))
+
+    def build(lines: list[Line], lost: int) -> list[Item]:
+        first, *others = _split_sessions(lines)
+        sessions = [_ClaudeSession(first, lost), *(_ClaudeSession(other, 0) for other in others)]
+        return [item for session in sessions for item in session.build_items(file)]
+
+    return build_session(read_objects(file), NAME, build)
+
+
+def _split_sessions(lines: list[Line]) -> list[list[Line]]:
+    """Return the lines of a file by session; sessions that share lines or responses, or follow one another, are one."""
+    names: list[Any] = [value.get("sessionId") or value.get("session_id") for _, value in lines]
+    is_message = [value.get("type") in ("user", "assistant") for _, value in lines]
+    links = {name: name for name, is_one in zip(names, is_message, strict=True) if is_one and isinstance(name, str)}
+    sessions = list(links)
+    if len(sessions) < 2:
+        return [lines]
+
+    def find(key: str) -> str:
+        while (above := links.setdefault(key, key)) != key:
+            key = above
+        return key
+
+    session = sessions[0]
+    for index, (_, value) in enumerate(lines):
+        names[index] = session = names[index] if names[index] in sessions else session
+        fork, message = as_object(value.get("forkedFrom")), as_object(value.get("message"))
+        for key in (fork.get("sessionId"), message.get("id"), *map(value.get, _LINKS)):
+            if isinstance(key, str):
+                links[find(key)] = find(session)
+    groups: dict[str, list[Line]] = {}
+    for line, name in zip(lines, names, strict=True):
+        groups.setdefault(find(name), []).append(line)
+    return list(groups.values())
 
 
 class SessionContext(msgspec.Struct):

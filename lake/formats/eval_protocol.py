@@ -71,12 +71,12 @@ from lake.formats.base.rows import (
     read_line_values,
     read_values,
 )
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage
 from lake.formats.chat.messages import ChatDecisions, Message, make_tool_call, parse_chat
 from lake.formats.tracing.payloads import report_unknown_keys
 from lake.records import EpisodeRecord, Reject, ScoreRecord, StepRecord, TokensRecord, read_sampling
+from lake.secrets import remove_keys
 
 NAME = "eval_protocol"
 _LIMIT_REASONS = frozenset(("max_steps", "length"))

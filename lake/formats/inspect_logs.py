@@ -61,7 +61,6 @@ from lake.formats.base.rows import (
     parse_document,
     read_object_members,
 )
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import ChatDecisions, Message, parse_chat
 from lake.formats.chat.sessions import sum_usage
@@ -79,6 +78,7 @@ from lake.formats.inspect_events import (
     resolve_references,
 )
 from lake.records import EpisodeRecord, Reject, StepRecord, format_record
+from lake.secrets import remove_keys
 
 NAME = "inspect"
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}

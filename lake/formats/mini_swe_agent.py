@@ -42,12 +42,12 @@ from lake.formats.base.rows import (
     read_array_values,
     read_with_partial,
 )
-from lake.formats.base.secrets import remove_keys
-from lake.formats.base.source import Input
+from lake.formats.base.source import Input, get_name
 from lake.formats.chat.completions import Lineage, apply_answer, build_input_message, build_output_message
 from lake.formats.chat.messages import Message, join_text, parse_chat
 from lake.formats.chat.sessions import set_chat_fields
 from lake.records import EpisodeRecord, Reject, StepRecord
+from lake.secrets import remove_keys
 
 NAME = "mini_swe_agent"
 _FORMATS = ("mini-swe-agent-1", "mini-swe-agent-1.1")
@@ -76,7 +76,7 @@ def recognise(look: FileHead) -> bool:
     if look.kind == "array":
         first = look.first
         is_chat = first.get("role") in ("system", "user") and "content" in first
-        return is_chat and (_TOOL_WORDS.search(look.text) is not None or look.path.name.endswith(".traj.json"))
+        return is_chat and (_TOOL_WORDS.search(look.text) is not None or get_name(look.path).endswith(".traj.json"))
     if look.kind not in ("object", "lines"):
         return False
     is_named = str(look.first.get("trajectory_format")).startswith("mini-swe-agent")

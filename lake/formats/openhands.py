@@ -54,13 +54,13 @@ from lake.formats.base.rows import (
     read_companion,
     read_values,
 )
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage, apply_answer, build_input_message, build_output_message
 from lake.formats.chat.messages import Message, join_text, parse_chat
 from lake.formats.openhands_events import NAME, V0Conversation, V1Conversation, nest_arguments
 from lake.formats.tracing.payloads import list_objects
 from lake.records import EpisodeRecord, Reject
+from lake.secrets import remove_keys
 
 _NUMBER = re.compile(r"(?:event-)?(\d+)(?:-[\w-]+)?\.json\Z")
 _ENTRY = re.compile(r"(?:.*/)?event[-_](\d+)[-_][\w-]+\.json\Z")

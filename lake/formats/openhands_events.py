@@ -41,13 +41,13 @@ import msgspec
 
 from lake.formats.base.fields import as_object, hash_rollout_index, make_prompt_task_id, parse_number, parse_time
 from lake.formats.base.rows import make_episode_text_id, omit_fields
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage, apply_answer
 from lake.formats.chat.messages import Message, check_message, join_text, make_tool_call, parse_chat
 from lake.formats.chat.sessions import SpanList, parse_token_count, set_chat_fields
 from lake.formats.tracing.payloads import list_objects, to_text
 from lake.records import EpisodeRecord, Index
+from lake.secrets import remove_keys
 
 NAME = "openhands"
 _CALL_KEY = "call"

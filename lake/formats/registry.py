@@ -124,5 +124,6 @@ def choose_format(path: Path, name: str | None = None) -> Format:
         keys = f" (its {kind}: {', '.join(map(str, names[:12]))}{', ...' if len(names) > 12 else ''})"
     raise FormatError(
         f"{path} has no known format{keys}; say in SQL what its rows are (`trajlake ingest --query FILE.sql`), "
-        f"or name one with --format if you are sure; known: {', '.join(NAMES)}"
+        "map it in a TOML file (`--format NAME.toml`), or name one with --format if you are sure; "
+        f"known: {', '.join(NAMES)}"
     )

@@ -36,10 +36,10 @@ import msgspec
 from lake.formats.base.fields import ScoreList, as_list, as_object, as_text, hash_rollout_index, parse_number
 from lake.formats.base.format import FileHead, Format, Item, get_rollouts_folder
 from lake.formats.base.rows import UnsupportedError, convert_value, drop_empty, omit_fields, read_with_partial
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input, get_stem
 from lake.formats.chat.messages import ChatDecisions, Message, build_decision, check_message, join_text, parse_chat
 from lake.records import EpisodeRecord, ScoreRecord
+from lake.secrets import remove_keys
 
 NAME = "swe_agent"
 _KEYS = frozenset(("trajectory", "history", "info", "environment", "attempts", "replay_config"))

@@ -47,10 +47,10 @@ from lake.formats.base.rows import (
     read_object_members,
     read_values,
 )
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input, get_stem
 from lake.formats.chat.messages import ChatDecisions, Message, build_decision, make_tool_call, parse_chat
 from lake.records import EpisodeRecord, Reject, ScoreRecord, SpanRecord, StepRecord
+from lake.secrets import remove_keys
 
 NAME = "tau2"
 _DEFAULT_VALUES = {"is_audio": False, "is_final_chunk": True, "contains_speech": True, "requestor": "assistant"}

@@ -48,13 +48,13 @@ from lake.formats.base.rows import (
     read_values,
 )
 from lake.formats.base.rules import EXCLUSIONS
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
 from lake.formats.chat.completions import Lineage
 from lake.formats.chat.messages import CallHistory, ChatDecisions, Message, is_assistant, parse_chat
 from lake.formats.tracing.payloads import report_unknown_keys
 from lake.formats.verifiers_traces import convert_message, parse_nonzero_time
 from lake.records import EpisodeRecord, Reject, StepRecord, TokensRecord
+from lake.secrets import remove_keys
 
 NAME = "verifiers_results"
 _END_COLUMNS = frozenset(("is_completed", "is_truncated", "stop_condition", "error", "error_chain", "long_error_chain"))

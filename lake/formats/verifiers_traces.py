@@ -68,10 +68,10 @@ from lake.formats.base.rows import (
     read_line_values,
     read_values,
 )
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input, get_stem
 from lake.formats.chat.messages import ChatDecisions, Message, build_decision, check_message, make_tool_call
 from lake.records import EpisodeRecord, Index, Reject, StepRecord, TokensRecord, read_sampling
+from lake.secrets import remove_keys
 
 NAME = "verifiers_traces"
 _TRAINING_FIELDS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies", "loss_weights", "is_masked")

@@ -17,7 +17,6 @@ import msgspec
 from lake import ids
 from lake.errors import UsageError
 from lake.formats.base.rows import ShapeError
-from lake.formats.base.secrets import redact
 from lake.formats.chat.completions import Completion
 from lake.formats.chat.messages import Message, build_decision, check_message, make_tool_call
 from lake.live.calls.address import RolloutAddress
@@ -70,6 +69,7 @@ from lake.records import (
     printable,
     read_sampling,
 )
+from lake.secrets import redact
 
 _NEVER_LEFT = "never_left"
 """`stop_reason` of episodes that were open when their recorder was closed."""

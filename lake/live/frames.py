@@ -24,7 +24,6 @@ import msgspec
 from lake import ids
 from lake.errors import LakeVersionError
 from lake.formats.base.rows import mark_untrainable_steps
-from lake.formats.base.secrets import BY_NAME, NO_REQUEST, TEXT_FIELDS, TOKENS_SPELL_KEY, has_signs
 from lake.formats.chat.messages import Message, build_decision
 from lake.records import (
     EpisodeRecord,
@@ -38,6 +37,7 @@ from lake.records import (
     format_record,
     printable,
 )
+from lake.secrets import BY_NAME, NO_REQUEST, TEXT_FIELDS, TOKENS_SPELL_KEY, has_signs
 from lake.tables import RELATIONS, STATUSES
 
 SOURCE_FORMAT = "live"

@@ -27,7 +27,6 @@ import msgspec
 from lake import ids
 from lake.errors import UsageError
 from lake.formats.base.rows import ShapeError, complete_record
-from lake.formats.base.secrets import redact
 from lake.formats.chat.messages import INSTRUCTIONS, Message, join_text
 from lake.formats.massgen import TRACES_NAME, convert_trace
 from lake.live.episode import check_messages, require_finite
@@ -35,6 +34,7 @@ from lake.live.frames import to_plain
 from lake.live.null_recorder import OFF
 from lake.live.sink import Sink, format_exception, guarded, run_off_loop
 from lake.records import Reject, make_episode_id
+from lake.secrets import redact
 
 if TYPE_CHECKING:
     from lake.live.recorder import Recorder

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lake.errors import MissingExtraError
-from lake.formats.base.secrets import remove_keys
 from lake.live.frames import SOURCE_FORMAT, BeginFrame, EndFrame, Frame, TraceFrame, new_key
 from lake.live.sink import Sink, guarded
 from lake.records import EpisodeRecord
+from lake.secrets import remove_keys
 
 if TYPE_CHECKING:
     from lake.live.recorder import Recorder

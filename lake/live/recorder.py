@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from lake.errors import UsageError
-from lake.formats.base.secrets import redact
 from lake.live.delivery import BATCH_EPISODES, BATCH_SECONDS, CLOSING_SECONDS, Delivery, Unfinished
 from lake.live.episode import Episode
 from lake.live.frames import (
@@ -47,6 +46,7 @@ from lake.live.owners import look_up_lake_id, open_owners_lake, prepare_lake_fol
 from lake.live.sink import CLOSED, Sink, guarded
 from lake.live.spool import MAX_BYTES, Spool, TimeLimit
 from lake.records import EpisodeRecord, Reject, excerpt
+from lake.secrets import redact
 
 if TYPE_CHECKING:
     from lake.lake import Lake

@@ -14,10 +14,10 @@ from typing import Any, Protocol, Self, TypeVar, cast
 import msgspec
 
 from lake.errors import UsageError
-from lake.formats.base.secrets import redact
 from lake.live.frames import Frame, LostFrame, encode
 from lake.live.spool import Spool, SpoolFullError
 from lake.records import EpisodeRecord, as_str
+from lake.secrets import redact
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 SYNC_SECONDS = 1.0

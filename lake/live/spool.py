@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from lake.errors import LakeAccessError, LakeVersionError, TrajlakeError
-from lake.formats.base.secrets import KeylessRecords
 from lake.live.owners import LOCK, Owner, lock_root, may_adopt, read_owner, write_owner
 from lake.retries import compute_pause
+from lake.secrets import KeylessRecords
 from lake.storage.atomic import sync_path
 from lake.storage.locks import lock_file, try_lock_file
 

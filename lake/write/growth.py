@@ -4,7 +4,7 @@ Such a document grows: a session is read again and again, longer each time. A re
 same key only if it extends it: the earlier decisions are its first ones, action for action.
 
 * As many decisions: the later end counts. With the same end, a reading counts unless it was taken before.
-* Fewer decisions: an earlier state. It changes nothing.
+* Fewer decisions, or a part of the last one: an earlier state. It changes nothing.
 * Different decisions: another rollout that shares the key, a sibling. It gets the first free rollout index of
   `derive_sibling_index`, so every process recognises it, in any order of reading.
 
@@ -76,21 +76,23 @@ def make_extent(paths: list[list[Decision]], ended_at: datetime | None, source: 
 
 
 def list_paths(
-    rollout: Key, decisions: Callable[[Key], Sequence[Decision]], forks: Callable[[Key], Iterable[tuple[Key, int]]]
+    rollout: Key,
+    decisions: Callable[[Key], Sequence[Decision]],
+    forks: Callable[[Key], Iterable[tuple[Key, int | None]]],
 ) -> list[list[Decision]]:
     """Return the decisions of a rollout, then those of its forks, each from the beginning.
 
     Args:
         rollout: what the functions take.
         decisions: returns the decisions of a rollout, or of a fork after its beginning.
-        forks: returns forks with the steps after which they begin.
+        forks: returns forks with the steps after which they begin; None if they hold all from the beginning.
     """
     paths: list[list[Decision]] = []
     waiting: list[tuple[Key, list[Decision]]] = [(rollout, [])]
     while waiting:
         key, start = waiting.pop()
         paths.append([*start, *decisions(key)])
-        waiting += [(fork, paths[-1][: len(start) + step + 1]) for fork, step in forks(key)]
+        waiting += [(fork, [] if step is None else paths[-1][: len(start) + step + 1]) for fork, step in forks(key)]
     return paths
 
 
@@ -203,15 +205,14 @@ class Placer:
         self._families: dict[Slot, list[CurrentReading | None]] = {}
         """First slot -> the readings that share its key, by number; None for one that was erased."""
         self._heads: dict[tuple[str | None, str | None], _PlacedRecord] = {}
-        self._forks: dict[tuple[str | None, str], list[tuple[_KeyedRecord, int]]] = {}
+        self._forks: dict[tuple[str | None, str], list[tuple[_KeyedRecord, int | None]]] = {}
 
     def add_forks(self, records: Iterable[EpisodeRecord]) -> None:
         """Remember the forks of a batch, before its first record is placed."""
         for record in records:
-            parent, step = record.parent_episode_id, record.parent_step_index
-            if record.relation == "fork" and parent is not None and step is not None:
+            if record.relation == "fork" and (parent := record.parent_episode_id) is not None:
                 fork = _KeyedRecord(record, ids.to_text(make_episode_id(record, record.run_id or "")))
-                self._forks.setdefault((record.source_uri, parent), []).append((fork, step))
+                self._forks.setdefault((record.source_uri, parent), []).append((fork, record.parent_step_index))
 
     def place_record(self, record: EpisodeRecord, identity: Identity) -> tuple[Placement, Identity]:
         """Place a record, and set its rollout index, its attempt and the ids of its parents.
@@ -259,9 +260,10 @@ class Placer:
             return Placement.SAME, family[0].number, family[0].attempt
         self._measure(family)
         mine = self._make_extent(keyed)
-        if extended := [reading for reading in family if _extends(mine, reading)]:
+        if extended := [reading for reading in family if reading.extent and _extends(mine, reading.extent)]:
             return self._choose_extended(document, mine, extended)
-        if (reading := next((reading for reading in family if _is_beginning(mine, reading)), None)) is not None:
+        later = (reading for reading in family if reading.extent and _extends(reading.extent, mine))
+        if (reading := next(later, None)) is not None:
             placement = Placement.EARLIER if document.was_in(reading) else Placement.SHORTER
             return placement, reading.number, reading.attempt
         return Placement.SIBLING, free, first
@@ -352,11 +354,10 @@ def measure_stored(store: Store, readings: Sequence[CurrentReading], version: in
     for row in collect_rows(episodes).sort("attempt").iter_rows(named=True):
         slots[row["episode_id"]] = slot = row["group_id"], row["rollout_index"], row["agent_id"]
         newest[slot] = row
-    forks: dict[Slot, list[tuple[Slot, int]]] = {}
+    forks: dict[Slot, list[tuple[Slot, int | None]]] = {}
     for slot, row in newest.items():
-        parent, step = slots.get(row["parent_episode_id"]), row["parent_step_index"]
-        if row["relation"] == "fork" and parent is not None and step is not None:
-            forks.setdefault(parent, []).append((slot, step))
+        if row["relation"] == "fork" and (parent := slots.get(row["parent_episode_id"])) is not None:
+            forks.setdefault(parent, []).append((slot, row["parent_step_index"]))
     needed = {reading.slot for reading in readings}.union(fork for of_slot in forks.values() for fork, _ in of_slot)
     rows = [newest[slot] for slot in needed if slot in newest]
     write_ids = {row["write_id"] for row in rows}
@@ -424,12 +425,7 @@ def _get_decisions(reading: CurrentReading) -> list[Decision]:
     return reading.extent.paths[0] if reading.extent else []
 
 
-def _extends(mine: DocumentExtent, reading: CurrentReading) -> bool:
-    """Return whether a path of a document begins with the decisions of a reading."""
-    is_same_file = reading.extent is not None and names_same_file(mine.source, reading.extent.source)
-    return any(is_extension(path, _get_decisions(reading), is_same_file=is_same_file) for path in mine.paths)
-
-
-def _is_beginning(mine: DocumentExtent, reading: CurrentReading) -> bool:
-    """Return whether a path of a reading begins with the decisions of a document."""
-    return any(is_extension(path, mine.paths[0]) for path in (reading.extent.paths if reading.extent else ()))
+def _extends(later: DocumentExtent, earlier: DocumentExtent) -> bool:
+    """Return whether a path of a document begins with the decisions of another."""
+    is_same_file = names_same_file(later.source, earlier.source)
+    return any(is_extension(path, earlier.paths[0], is_same_file=is_same_file) for path in later.paths)

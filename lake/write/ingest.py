@@ -36,11 +36,11 @@ from lake import ids
 from lake.errors import FormatError, UsageError
 from lake.execution.executor import Executor, map_with_items, reuse_in_worker
 from lake.formats.base.format import Item
-from lake.formats.base.secrets import redact, remove_keys
 from lake.formats.base.source import Input, find_line_cuts, is_packed
 from lake.formats.registry import get_format
 from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, Reject, StepRecord
+from lake.secrets import redact, remove_keys
 from lake.storage.data_files import DataFileWrite, StagedRows, WriteReport
 from lake.write.group_commit.protocol import AttemptRequest
 from lake.write.jobs import Job, JobPart, JobRecorder, WritableLake, put_aside, take_back

@@ -16,13 +16,13 @@ from msgspec import UNSET
 from lake import ids
 from lake.errors import UsageError
 from lake.formats.base.format import Item, read_head_or_other
-from lake.formats.base.secrets import redact
 from lake.formats.chat.messages import join_text
 from lake.formats.registry import FORMATS
 from lake.opening import open as open_lake
 from lake.read.episode_text import format_episode, format_tool_calls, make_printable, read_episode
 from lake.read.text_table import format_count
 from lake.records import EpisodeRecord, Reject, StepRecord, identify
+from lake.secrets import redact
 from lake.write.growth import WRITTEN, Decision, Placement, Placer
 from lake.write.ingest import BATCH_EPISODES, read_batches, redact_run
 from lake.write.jobs import explain_refusal

@@ -7,9 +7,10 @@ Tools copy a history from its beginning. So a copy is of a file that also has th
 server gave two sessions the same ids. The lake is asked only for steps at the times of the records' first responses,
 because copies keep their times. Only files that share an id or such a time are compared.
 
-A file is known by its task and its name. All of its episodes count as one owner, because a branch of a session may
-become another episode when the file grows. A file that was renamed or copied while it grew is the same owner: it has an
-episode with the same key, and all decisions of the earlier one.
+A file is known by its task and its name. A name without a number (`events.jsonl`) is that of each session's file; there
+the name of the folder counts too. All of its episodes count as one owner, because a branch of a session may become
+another episode when the file grows. A file that was renamed or copied while it grew is the same owner: it has an
+episode with the same key, and all decisions of the earlier one, if need be on a branch.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -26,7 +27,7 @@ from lake.formats.base.fields import as_object
 from lake.formats.chat.sessions import ResponseKey, get_response_id, list_responses, mark_copied_steps
 from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot
-from lake.records import EpisodeRecord, StepRecord, make_group_id
+from lake.records import EpisodeRecord, StepRecord, make_episode_id, make_group_id
 from lake.write.ledger import Slot
 
 _Key = tuple[str | None, ResponseKey]
@@ -176,7 +177,7 @@ def _read_stored(snapshot: Snapshot, times: Collection[_Time]) -> list[_StoredSt
     return stored
 
 
-def _find_continued(filed_records: Iterable[_FiledRecord], stored: Iterable[_StoredStep]) -> dict[int, int]:
+def _find_continued(filed_records: Sequence[_FiledRecord], stored: Iterable[_StoredStep]) -> dict[int, int]:
     """Return the files of records that continue the current reading of their slot, or end before it, and its file.
 
     `lake.write.growth` states the rule; a record that differs is a sibling, and its file another one.
@@ -187,18 +188,29 @@ def _find_continued(filed_records: Iterable[_FiledRecord], stored: Iterable[_Sto
         if reading:
             is_complete = len(reading) == reading[0].num_steps
             current[slot] = reading[0].file, [step.action for step in reading], is_complete
+    paths: dict[int, dict[str, list[str]]] = {}
+    """The actions of each episode of a file, by its id; those of a fork begin with its parent's."""
+    for record, file in filed_records:
+        above = paths.setdefault(file, {}).get(record.parent_episode_id or "", [])
+        step_index = record.parent_step_index if record.relation == "fork" else None
+        start = above[: step_index + 1] if step_index is not None else []
+        name = ids.to_text(make_episode_id(record, record.run_id or ""))
+        paths[file][name] = [*start, *(step.action for step in record.steps)]
     same: dict[int, int] = {}
     for record, file in filed_records:
         slot = make_group_id(record, record.run_id or ""), record.rollout_index, record.agent_id
         actions = [step.action for step in record.steps]
         first, earlier, is_complete = current.setdefault(slot, (file, actions, True))
-        is_further = is_complete and actions[: len(earlier)] == earlier
-        if is_further or earlier[: len(actions)] == actions:
-            same[file] = first
+        readings = (actions, *paths[file].values())
+        is_further = is_complete and any(path[: len(earlier)] == earlier for path in readings)
+        if first != file and (is_further or earlier[: len(actions)] == actions):
+            same.setdefault(file, first)
         if is_further:
             current[slot] = first, actions, True
     return same
 
 
 def _hash_file(task_id: str, source_uri: str | None) -> int:
-    return ids.key_hash(task_id, PurePosixPath(source_uri or "").name)
+    path = PurePosixPath(source_uri or "")
+    is_unique = any(map(str.isdigit, path.name))
+    return ids.key_hash(task_id, path.name, None if is_unique else path.parent.name)

@@ -6,7 +6,7 @@ document is long without a long text, such as a list of tools. A step's `state` 
 credit. `inline_blobs` restores everything, byte for byte. A write attempt stores a payload once, and only
 for its own episodes. So erasure need not look at other write attempts to know whether a payload is still needed.
 
-**Keys.** The rule of `lake.formats.base.secrets` applies to whole columns before they are written. One search over all
+**Keys.** The rule of `lake.secrets` applies to whole columns before they are written. One search over all
 texts finds the few that may hold a key, and only those are decoded. Tokens spell a step's texts. So a step whose text
 loses a key is stored without tokens, and so are the steps that extend it. Ids and hashes stay those of the original
 record, so that a file that is read again counts as present.
@@ -25,7 +25,10 @@ import polars as pl
 from msgspec import UNSET
 
 from lake import ids
-from lake.formats.base.secrets import (
+from lake.read.parquet import collect_rows
+from lake.read.snapshot import Snapshot
+from lake.records import EpisodeRecord, Identity, SpanRecord, StepRecord, TokensRecord, identify
+from lake.secrets import (
     BY_NAME,
     NAMES,
     NO_REQUEST,
@@ -37,9 +40,6 @@ from lake.formats.base.secrets import (
     is_quoting,
     is_speech,
 )
-from lake.read.parquet import collect_rows
-from lake.read.snapshot import Snapshot
-from lake.records import EpisodeRecord, Identity, SpanRecord, StepRecord, TokensRecord, identify
 from lake.tables import BLOBS, EPISODES, SPANS, STEPS, TABLES, TOKENS
 from lake.tables.columns import Column, Table, Type
 

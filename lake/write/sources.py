@@ -31,12 +31,12 @@ import msgspec
 from lake.errors import FormatError, UsageError
 from lake.formats import query
 from lake.formats.base.format import Format
-from lake.formats.base.secrets import redact
 from lake.formats.base.source import Input, Note, get_stem, is_packed
 from lake.formats.registry import choose_format
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import count_noun
 from lake.records import EpisodeRecord, check_run_name, identify, make_episode_id, printable
+from lake.secrets import redact
 from lake.storage.objects import LAKE_FOLDER, ObjectInfo, Objects
 from lake.write.ledger import EpisodeIndex
 

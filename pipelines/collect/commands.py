@@ -20,8 +20,8 @@ from lake.cli.options import (
     set_option,
 )
 from lake.errors import UsageError
-from lake.formats.base.secrets import redact
 from lake.read.text_table import count_noun, format_cell
+from lake.secrets import redact
 
 if TYPE_CHECKING:
     from pipelines.collect.engines.serve import ServeOptions

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lake.errors import UsageError
-from lake.formats.base.secrets import REDACTED, is_secret_name, redact
 from lake.live.owners import spool_root
 from lake.records import EpisodeRecord
+from lake.secrets import REDACTED, is_secret_name, redact
 from lake.storage.atomic import read_unreplaced
 from pipelines.collect import user_code
 from pipelines.collect.engines.chat import ChatEndpoint, ChatOptions, ChatPolicy

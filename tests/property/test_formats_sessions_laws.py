@@ -137,7 +137,17 @@ def write_claude(folder: Path, session: Session) -> Path:
         uuid = f"{session.name} {len(lines)}"
         lines.append(common | {"type": "assistant", "uuid": uuid, "parentUuid": above, "message": answer})
         above = uuid
-    return write_lines(folder / f"{session.name}.jsonl", lines)
+    path = write_lines(folder / f"{session.name}.jsonl", lines)
+    if session.style == "joined":
+        other = write_claude(folder, make_other(session))
+        path.write_text(other.read_text() + path.read_text())
+        other.unlink()
+    return path
+
+
+def make_other(session: Session) -> Session:
+    """A session without common history."""
+    return Session(f"{session.name}-other", None, [], [Turn(f"beside {session.name}", 1, False)], "silent")
 
 
 def write_codex(folder: Path, session: Session) -> Path:
@@ -191,7 +201,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 Write = Callable[[Path, Session], Path]
 TOOLS: dict[str, tuple[Write, tuple[str, ...], bool]] = {
-    "claude_code": (write_claude, ("silent", "named", "forked", "twice"), True),
+    "claude_code": (write_claude, ("silent", "named", "forked", "twice", "joined"), True),
     "codex": (write_codex, ("metadata", "turns", "items"), False),
     "family": (write_declared, ("silent",), True),
 }
@@ -225,7 +235,9 @@ def test_each_response_of_a_family_counts_once_in_any_order(tool: str, data: st.
     occurrences = Counter(turn.name for session in family for turn in session.turns)
     if tool == "claude_code":
         occurrences += Counter(s.copied[0].name for s in family if s.style == "twice" and s.copied)
-    responses = {turn.name: turn.number for session in family for turn in session.own}
+    others = [make_other(session) for session in family if session.style == "joined"]
+    occurrences += Counter(turn.name for session in others for turn in session.own)
+    responses = {turn.name: turn.number for session in [*family, *others] for turn in session.own}
     assert Counter(steps["action"]) == occurrences, "own and copied responses are all of them"
     assert Counter(steps.filter(~steps["is_copied"])["action"]) == Counter(list(responses))
     assert (steps["trainable"] == ~steps["is_copied"]).all()

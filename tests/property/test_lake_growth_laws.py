@@ -91,8 +91,13 @@ def write_mini_swe_agent(actions: Actions, name: str) -> str:
     return json.dumps(document)
 
 
+def write_mini_swe_agent_0(actions: Actions, name: str) -> str:
+    """Without times."""
+    return write_mini_swe_agent(actions, name).replace('"timestamp"', '"cost"')
+
+
 def write_swe_agent(actions: Actions, name: str) -> str:
-    fields = {"observation": ASK, "execution_time": 0.25, "state": {}}
+    fields = {"observation": ASK, "state": {}}
     trajectory = [fields | {"action": action, "response": action, "thought": action} for action in actions]
     history = [{"role": "user", "content": ASK, "agent": "main"}]
     for action in actions:
@@ -123,6 +128,7 @@ FORMATS: dict[str, tuple[Callable[[Actions, str], str], str]] = {
     "claude_code": (write_claude_code, ".jsonl"),
     "codex": (write_codex, ".jsonl"),
     "mini_swe_agent": (write_mini_swe_agent, ".traj.json"),
+    "mini_swe_agent_0": (write_mini_swe_agent_0, ".traj.json"),
     "swe_agent": (write_swe_agent, ".traj"),
     "gemini_cli": (write_gemini_cli, ".jsonl"),
 }
@@ -190,11 +196,11 @@ def test_a_file_that_is_written_again_with_other_steps_is_said_and_loses_nothing
     write, suffix = FORMATS[fmt]
     lk, path = empty_lake(tmp_path / "lake"), tmp_path / f"d{suffix}"
     seen = []
-    for actions in (("north", "south"), ("north",), ("north", "west"), ("north", "west", "south")):
+    for actions in (("north", "south"), ("north", "so"), ("north",), ("north", "west"), ("north", "west", "south")):
         path.write_text(write(actions, "d"))
         report = ingest(lk, path, run_id="run")
         seen.append((report.new, report.replaced, report.siblings, report.shorter))
-    assert seen == [(1, 0, 0, 0), (0, 0, 0, 1), (1, 0, 1, 0), (1, 1, 0, 0)]
+    assert seen == [(1, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 1), (1, 0, 1, 0), (1, 1, 0, 0)]
     assert list_visible(lk) == [("north", "south"), ("north", "west", "south")]
 
 

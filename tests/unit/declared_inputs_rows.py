@@ -235,6 +235,7 @@ def langsmith_run(name: str, kind: str, at: int, inputs: Any, outputs: Any, **fi
 
 
 LANGCHAIN_CALLS = [{"name": "count", "args": {"of": "legs"}, "id": "c1", "type": "tool_call"}]
+USAGE = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
 LANGSMITH_RUNS = [
     langsmith_run(
         "r0",
@@ -251,9 +252,11 @@ LANGSMITH_RUNS = [
         "llm",
         1,
         {"messages": [[langchain("HumanMessage", str(ASK["content"]))]]},
-        {"generations": [[{"text": "", "message": langchain("AIMessage", "", tool_calls=LANGCHAIN_CALLS)}]]},
-        prompt_tokens=5,
-        completion_tokens=2,
+        {
+            "generations": [
+                [{"text": "", "message": langchain("AIMessage", "", tool_calls=LANGCHAIN_CALLS, usage_metadata=USAGE)}]
+            ]
+        },
         total_cost="0.001",
         extra={"metadata": {"ls_model_name": "m-1"}},
     ),

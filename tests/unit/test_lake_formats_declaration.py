@@ -159,6 +159,42 @@ def test_a_value_of_a_wrong_type_is_a_reject_that_names_it(tmp_path: Path, chang
     assert text in reject.message
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("call(tool, with, id)", "call(tool, id, with)", ["messages.rules[1].make", "call(", "the id {"]),
+        ("call(tool, with, id)", "call(with, tool, id)", ["messages.rules[1].make", "call(", "the name {"]),
+        ("role: 'assistant'", "role: 'agent'", ["messages.rules[1].make", "talk[1]", "'agent'", "assistant"]),
+        (', default = "failed"', "", ["episode.status", "'over'", "fine, late"]),
+    ],
+)
+def test_an_expression_that_does_not_fit_a_file_is_named(tmp_path: Path, old: str, new: str, names: list[str]) -> None:
+    declaration = declare(tmp_path, CHAT.format(read="").replace(old, new))
+    records, (reject,) = read(declaration, write(tmp_path, json.dumps(DOCUMENT | {"end": "over"}), "a.json"))
+    assert records == []
+    assert [name for name in names if name not in reject.message] == []
+
+
+def test_an_expression_that_gives_no_entries_is_named(tmp_path: Path) -> None:
+    declaration = declare(tmp_path, CHAT.format(read="").replace('list = "talk"', 'list = "talks"'))
+    file = Input(write(tmp_path, json.dumps(DOCUMENT), "a.json"), "a")
+    ((_, record),) = load_declaration(declaration).reader(file)
+    assert (record.env_return, [step.trainable for step in record.steps]) == (1, [False])
+    (note,) = file.notes
+    assert "`messages.list` is 'talks'" in note.subject
+    without_outcome = write(tmp_path, json.dumps({"version": 2, "talk": TALK}), "b.json")
+    _, (reject,) = read(declaration, without_outcome)
+    assert "`messages.list` is 'talks'" in reject.message
+
+
+def test_a_key_of_a_step_that_is_no_column_is_kept_and_reported(tmp_path: Path) -> None:
+    declaration = declare(tmp_path, CHAT.format(read="").replace("prompt_tokens:", "usage: cost, promt_tokens:"))
+    file = Input(write(tmp_path, json.dumps(DOCUMENT), "a.json"), "a")
+    ((_, record),) = load_declaration(declaration).reader(file)
+    assert (record.steps[0].extra or {})["promt_tokens"] == 9
+    assert [(note.subject, note.name) for note in file.notes] == [("step key", "promt_tokens")]
+
+
 def test_rollouts_inside_a_value_are_episodes_and_the_first_keeps_the_rest(tmp_path: Path) -> None:
     declaration = declare(tmp_path, CHAT.format(read='each = "runs[]"'))
     document = {"runs": [DOCUMENT, DOCUMENT], "machine": "m"}
@@ -258,6 +294,7 @@ def test_companions_join_files_and_never_leave_their_folder(tmp_path: Path) -> N
         ("task_id =", "task =", "episode.task"),
         ('kinds = ["object", "lines"]', 'kinds = ["yaml"]', "yaml"),
         ("skip = true", "jump = true", "jump"),
+        ("call(tool", "cal(tool", r"messages.rules\[1\].make.*no function cal\(\); valid: .*\bcall\b"),
         ("[recognise]", "[recognise", "not valid"),
     ],
 )
@@ -315,7 +352,7 @@ def test_an_entry_that_no_rule_takes_is_reported_kept_and_refused_if_strict(tmp_
     file = Input(path, "a")
     ((_, record),) = load_declaration(declaration).reader(file)
     assert (record.extra or {})["unknown_entries"] == [{"by": "bird", "type": "song", "notes": 3}]
-    assert list(file.notes.values()) == [1]
+    assert [note.name for note in file.notes.elements()] == ["type song"]
     (reject,) = load_declaration(declaration).reader(Input(path, "a", is_strict=True))
     assert reject.reason == "unsupported"
 

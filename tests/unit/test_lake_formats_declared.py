@@ -1,5 +1,6 @@
 """The declared formats that come with Trajlake: files in the layouts of their tools, and what is read of them."""
 
+import gzip
 import json
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from lake import ids
 from lake.errors import FormatError
+from lake.formats.base.source import Input
 from lake.formats.declared import load_declaration
 from lake.formats.registry import choose_format
 from lake.records import EpisodeRecord, identify
@@ -49,6 +51,19 @@ def test_a_file_is_recognised_and_read(case: DeclaredInput, tmp_path: Path) -> N
     assert rejects == []
     assert [describe(record) for record in records] == case.episodes
     assert not any("unknown_entries" in (record.extra or {}) for record in records)
+    list(choose_format(path).read_items(file := Input(path, "run")))
+    assert "step key" not in {note.subject for note in file.notes}
+
+
+@each()
+def test_a_packed_file_is_read_like_the_text_in_it(case: DeclaredInput, tmp_path: Path) -> None:
+    path = case.write(tmp_path)
+    if path.suffix != ".db":
+        plain, _ = read_file(path, "run")
+        packed = path.rename(path.with_name(f"{path.name}.gz"))
+        packed.write_bytes(gzip.compress(packed.read_bytes(), mtime=0))
+        assert choose_format(packed).name == case.format
+        assert read_file(packed, "run") == (plain, [])
 
 
 @each("sibling")

@@ -267,16 +267,24 @@ def test_an_outcome_is_replaced_by_the_document_that_comes_later_in_another_file
     assert walks(lk) == [("look", "left")]
 
 
-def test_a_session_that_went_back_extends_what_it_abandoned(lk: Lake) -> None:
+@pytest.mark.parametrize(
+    ("main", "fork", "step"),
+    [(("look", "left"), ("right", "on"), 0), (("begin", "again"), ("look", "right", "on"), None)],
+)
+def test_a_session_that_went_back_extends_what_it_abandoned(
+    main: tuple[str, ...], fork: tuple[str, ...], step: int | None, lk: Lake
+) -> None:
+    """A fork without a step holds all from the beginning."""
+
     def document() -> list[EpisodeRecord]:
-        main = walk("look", "left")
-        fork = {"relation": "fork", "index": 1, "parent_episode_id": id_of(main), "parent_step_index": 0}
-        return [main, walk("right", "on", **fork)]
+        head = walk(*main)
+        fields = {"relation": "fork", "index": 1, "parent_episode_id": id_of(head), "parent_step_index": step}
+        return [head, walk(*fork, **fields)]
 
     read(lk, walk("look", "right"))
     counts = read(lk, *document())
     assert (counts.new, counts.replaced, counts.siblings) == (2, 1, 0)
-    assert walks(lk) == [("look", "left"), ("right", "on")]
+    assert walks(lk) == sorted([main, fork])
     assert counted(read(lk, *document())) == (0, 2, 0, 0)
     old_copy = read(lk, walk("look", "right"))
     assert (old_copy.new, old_copy.present, old_copy.shorter) == (0, 1, 0), "it was read before"

@@ -8,6 +8,7 @@ import pytest
 from lake.write.ingest import ingest
 from testkit.copies import empty_lake
 from testkit.shared import shared_data
+from unit import declared_inputs_agents as agents
 
 
 def test_ids_that_a_server_gave_two_sessions_show_no_copies(tmp_path: Path) -> None:
@@ -52,3 +53,30 @@ def test_a_session_that_was_renamed_while_it_grew_holds_no_copies(
     rows = lk.sql("SELECT action, trainable AND NOT is_copied_context AS is_own FROM steps ORDER BY step_index").rows()
     assert rows == [(f"answer {number}", True) for number in range(max(counts))]
     assert lk.sql("SELECT sum(completion_tokens) FROM episodes").item() == 10 * max(counts)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_session_that_was_renamed_before_a_rewind_holds_no_copies(tmp_path: Path, count: int) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    rewound = claude_lines(3).replace('"parentUuid": "a1"', '"parentUuid": "a0"')
+    for name, text in (("a.jsonl", claude_lines(count)), ("b.jsonl", rewound)):
+        (folder / name).write_text(text)
+        ingest(lk, folder)
+    rows = lk.sql("SELECT action, trainable AND NOT is_copied_context AS is_own FROM steps ORDER BY action").rows()
+    assert rows == [(f"answer {number}", True) for number in range(3)]
+
+
+@pytest.mark.parametrize("name", ["kimi_cli", "copilot_cli"])
+def test_a_history_in_another_sessions_file_of_the_same_name_is_a_copy(tmp_path: Path, name: str) -> None:
+    """The files differ only in their folder, and the task of a session is its prompt."""
+    lk = empty_lake(tmp_path / "lake")
+    original = next(case for case in agents.INPUTS if case.format == name)
+    copy = original._replace(file=original.file.replace(agents.SESSION, agents.OTHER))
+    copy = copy._replace(text=original.text.replace(agents.SESSION, agents.OTHER))
+    for case in (original, copy):
+        case.write(tmp_path / "files")
+        ingest(lk, tmp_path / "files")
+    rows = lk.sql("SELECT action, list(is_copied_context ORDER BY is_copied_context) FROM steps GROUP BY action").rows()
+    assert {tuple(marks) for _, marks in rows} == {(False, True)}

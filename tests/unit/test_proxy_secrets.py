@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.formats.base.secrets import Secrets
 from lake.formats.chat.completions import Completion
 from lake.live.calls.address import RolloutAddress
 from lake.live.calls.apis import ModelRequest
 from lake.live.calls.steps import Call
 from lake.live.proxy.relay import remove_call_keys
+from lake.secrets import Secrets
 
 KEY = "sk-proj-0123456789abcdefghij"
 

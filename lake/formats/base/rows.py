@@ -87,7 +87,10 @@ def report_unknown(file: Input, holder: str, keys: Iterable[str]) -> None:
     names = sorted(keys)
     if names and file.is_strict:
         listed = ", ".join(map(repr, names))
-        raise UnsupportedError(f"a {holder} has {listed}, which the reader does not know; without --strict it is read")
+        article = "an" if holder[0] in "aeiou" else "a"
+        raise UnsupportedError(
+            f"{article} {holder} has {listed}, which the reader does not know; without --strict it is read"
+        )
     for name in names:
         add_note(file, Note("unknown", holder, name))
 

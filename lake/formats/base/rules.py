@@ -27,12 +27,10 @@ WEIGHTS = (
 IGNORES = ("ignore", "ignored", "masked", "is_masked")
 """Keys whose 1 or true excludes it."""
 EXCLUSIONS = frozenset((*WEIGHTS, *IGNORES))
-_LOSS_WORDS = frozenset(
-    (
-        *("loss", "mask", "masks", "masked", "unmasked", "train", "trained", "trainable", "ignore"),
-        *("learn", "learned", "skip", "skipped", "exclude", "excluded"),
-    )
-)
+_LOSS_WORDS = {
+    *("loss", "mask", "masks", "masked", "unmasked", "train", "trained", "trainable", "ignore"),
+    *("learn", "learned", "skip", "skipped", "exclude", "excluded"),
+}
 _OTHER_MASKS = frozenset(
     # Of tokens, or written after training; and a setting of engines.
     (
@@ -43,7 +41,7 @@ _OTHER_MASKS = frozenset(
 _TAGS = ("metadata", "tags", "tag", "extra_info")
 """Keys of a row for an object with marks of a trainer."""
 _LEFT_OUT = Note("rule", "left out, because a trainer made them to fill its batches", "row")
-_LOGGED = Note("rule", "trained on: their `loss` has a decimal point, so a trainer logged it and it is no flag", "episode")
+_LOGGED = Note("rule", "trained on, because their `loss` is a decimal number that a trainer logged, no flag", "episode")
 _SET_ASIDE = Note("rule", "no returns but scores, because the rollouts failed (--errors-count: returns)", "reward")
 _PADDING = re.compile(r"pad[0-9a-f]{32}(_\d+){0,2}")
 

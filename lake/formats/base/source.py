@@ -198,7 +198,12 @@ class _ByteByByteFile(io.FileIO):
 
 def get_stem(path: PurePath) -> str:
     """Return a file's name without its ending and without that of a packed file: `a.jsonl.gz` gives `a`."""
-    return PurePath(path.stem).stem if path.suffix in SUFFIXES else path.stem
+    return PurePath(get_name(path)).stem
+
+
+def get_name(path: PurePath) -> str:
+    """Return a file's name without the ending of a packed file: `a.jsonl.gz` gives `a.jsonl`."""
+    return path.stem if path.suffix in SUFFIXES else path.name
 
 
 def read_lines(file: Input) -> Iterator[tuple[int, bytes] | Reject]:

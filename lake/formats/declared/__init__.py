@@ -24,7 +24,7 @@ from lake.formats.base.format import (
     get_rollouts_folder,
 )
 from lake.formats.base.rows import ShapeError
-from lake.formats.base.source import Input
+from lake.formats.base.source import Input, get_name
 from lake.formats.declared.document import DeclarationDocument, Recognition
 from lake.records import EpisodeRecord
 
@@ -113,7 +113,7 @@ class Declaration:
         kind = "text" if head.kind == "other" else head.kind
         is_lone = head.kind == "lines" and len(head.values) == 1 and "object" in recognition.kinds
         has_kind = kind in recognition.kinds or is_lone
-        has_name = recognition.file is None or fnmatchcase(head.path.name, recognition.file)
+        has_name = recognition.file is None or fnmatchcase(get_name(head.path), recognition.file)
         has_text = recognition.text is None or re.search(recognition.text, head.text, re.MULTILINE) is not None
         if not (has_kind and has_name and has_text):
             return False

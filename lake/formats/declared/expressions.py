@@ -16,7 +16,7 @@ from jmespath.functions import Functions, signature
 from lake.formats.base.entries import split_agents, split_rewinds, split_runs, split_threads, split_tree
 from lake.formats.base.fields import as_object, make_prompt_task_id
 from lake.formats.base.rows import ShapeError
-from lake.formats.base.source import get_stem
+from lake.formats.base.source import get_name, get_stem
 from lake.formats.chat.messages import join_text, make_tool_call
 
 FieldPath = tuple[str, ...]
@@ -55,7 +55,7 @@ class ExpressionFunctions(Functions):  # type: ignore[misc]
     def _func_file(self, part: str) -> str | None:
         """Return `name`, `stem`, `folder` (its name) or `parent` (the name of the folder above that) of the file."""
         folder = self.path.absolute().parent
-        names = {"name": self.path.name, "stem": get_stem(self.path), "folder": folder.name}
+        names = {"name": get_name(self.path), "stem": get_stem(self.path), "folder": folder.name}
         return folder.parent.name if part == "parent" else names.get(part)
 
     @_takes()
@@ -96,7 +96,10 @@ class ExpressionFunctions(Functions):  # type: ignore[misc]
 
     @_takes(_ANY, _ANY, _ANY)
     def _func_call(self, name: Any, arguments: Any, call_id: Any) -> dict[str, Any] | None:
-        """Return a call of a tool; null if it has no name."""
+        """Return a call of a tool; null if it has no name. Raises ShapeError: its name or id is an object or a list."""
+        for part, argument in (("name", name), ("id", call_id)):
+            if isinstance(argument, dict | list):
+                raise ShapeError(f"call(name, arguments, id) got the {part} {argument!r}; valid: text, null")
         return make_tool_call(name, arguments, call_id) if isinstance(name, str) else None
 
     @_takes(_ANY)
@@ -179,22 +182,23 @@ class Expression:
 
     def __init__(self, text: str, location: str) -> None:
         self.text = text
+        self.location = location
+        reads: set[FieldPath] = set()
         try:
             self._compiled = jmespath.compile(text)
+            results = _find_paths(self._compiled.parsed, reads)
         except JMESPathError as error:
             reason = str(error).partition("\n")[0]
             raise ShapeError(f"`{location}` is {text!r}, no expression of JMESPath: {reason}") from error
-        reads: set[FieldPath] = set()
-        results = _find_paths(self._compiled.parsed, reads)
         self.paths = frozenset(reads | set(results))
 
     def search(self, value: Any, functions: ExpressionFunctions) -> Any:
         """Return what the expression gives. Raises ShapeError: a value in it has the wrong type."""
         try:
             return self._compiled.search(value, options=functions.options)
-        except JMESPathError as error:
+        except (JMESPathError, ShapeError) as error:
             reason = str(error).partition("\n")[0]
-            raise ShapeError(f"the declaration's expression {self.text!r} does not fit: {reason}") from error
+            raise ShapeError(f"`{self.location}`, {self.text!r}, does not fit the file: {reason}") from error
 
 
 def _find_paths(node: dict[str, Any], reads: set[FieldPath]) -> list[FieldPath]:  # noqa: PLR0911 - kinds of nodes
@@ -219,7 +223,7 @@ def _find_paths(node: dict[str, Any], reads: set[FieldPath]) -> list[FieldPath]:
             elif ends:
                 results = [path + end for path in results for end in ends]
         return results
-    if kind == "function_expression" and node["value"] == "root":
+    if kind == "function_expression" and _check_function(node["value"]) == "root":
         return [(ROOT,)]
     if kind == "flatten":
         return _find_paths(children[0], reads) if children else [()]
@@ -228,6 +232,13 @@ def _find_paths(node: dict[str, Any], reads: set[FieldPath]) -> list[FieldPath]:
     for child in children:  # an object, a list, a call, a comparison: a new value
         reads |= set(_find_paths(child, reads))
     return []
+
+
+def _check_function(name: str) -> str:
+    """Return the name of a function. Raises JMESPathError: there is none of this name."""
+    if name not in (known := ExpressionFunctions.FUNCTION_TABLE):
+        raise JMESPathError(f"there is no function {name}(); valid: {', '.join(sorted(known))}")
+    return name
 
 
 def omit_paths(value: Any, paths: frozenset[FieldPath]) -> Any:

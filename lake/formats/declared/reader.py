@@ -8,6 +8,7 @@ those of an entry in `extra` of its step or with its message. An entry that no r
 import json
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from functools import cache, partial
@@ -46,7 +47,7 @@ from lake.formats.base.rows import (
 )
 from lake.formats.base.source import Input, Note, get_stem, read_lines
 from lake.formats.chat.completions import Lineage
-from lake.formats.chat.data_sets import normalise_messages, parse_answers_from
+from lake.formats.chat.data_sets import ROLES, normalise_messages, parse_answers_from
 from lake.formats.chat.messages import Message, is_assistant, join_text
 from lake.formats.chat.sessions import mark_copies, open_contexts, order_results, set_chat_fields
 from lake.formats.declared.calls import CallLog, build_calls, build_span, build_tokens, make_score
@@ -61,7 +62,14 @@ _OBSERVED = "observed"
 """Key of a made message that an assistant did not write now: it is context of the decisions after it."""
 _OPENS = "opens_context"
 """Key of a made message with which the context starts again."""
+_MOST_OF_KIND = 64
+"""Characters of a text that may say of which kind an entry is."""
 _STEP_FIELDS = frozenset(StepRecord.__struct_fields__) - {"context", "extra", "state", "action"}
+_FREE_STEP_KEYS = {
+    *("usage", "prompt_tokens_details", "completion_tokens_details"),
+    *("events", "response_id", "api_response_id", "custom_id"),
+}
+"""Keys of `step` that are no columns, and meant to be none."""
 
 
 class _DeclaredFile:
@@ -229,11 +237,12 @@ class _DeclaredFile:
         entries = compiled.entries.search(rollout, functions)
         if entries is not None and not isinstance(entries, list):
             raise ShapeError(f"`{compiled.entries.text}` is {type(entries).__name__}; valid: a list")
+        is_missing = entries is None
         entries = [piece for entry in entries or () for piece in self._split_entry(entry)]
         log, skipped, unknown = self._read_chat(rollout, entries)
         chat, lineage = log.chat, Lineage()
         for index, step in enumerate(chat.steps):
-            _set_step_fields(step, index, lineage)
+            _set_step_fields(step, index, lineage, self._file)
         fields = {name: self._read_field(name, rollout) for name in compiled.episode}
         parent = fields.pop("parent", None)
         identity, group = (
@@ -256,6 +265,8 @@ class _DeclaredFile:
         for score in self._read_scores(rollout):
             scores.add(score.scorer, score.value, reason=score.reason, metrics=score.metrics)
         record.scores = scores.records
+        if is_missing and not chat.steps:
+            self._report_missing_list(record)
         if not record.task_id:
             questions = (join_text(m.get("content"), "\n") for m in chat.initial_messages if m["role"] == "user")
             question = next(questions, "")
@@ -271,12 +282,23 @@ class _DeclaredFile:
             )
         return record
 
+    def _report_missing_list(self, record: EpisodeRecord) -> None:
+        """Report that a rollout has no list of entries. Raises ShapeError: it has no outcome either."""
+        entries = self._declaration.entries
+        fault = f"`{entries.location}` is {entries.text!r}, which gives nothing"
+        if record.env_return is None and not record.scores:
+            raise ShapeError(f"{fault}: the value holds no decision of an agent, and no outcome")
+        add_note(self._file, Note("rule", f"without decisions, because {fault}", "episode"))
+
     def _read_field(self, name: str, rollout: Any) -> Any:
         expression, mapped = self._declaration.episode[name]
         field = expression.search(rollout, self._functions)
         if mapped is None:
             return field
         key = field if isinstance(field, str) else json.dumps(field)
+        if name == "status" and field is not None and mapped.default is None and key not in mapped.map:
+            valid = ", ".join(mapped.map)
+            raise ShapeError(f"`{expression.location}` has no `default`, and does not map {key!r}; it maps {valid}")
         return mapped.map.get(key, mapped.default)
 
     def _split_entry(self, entry: Any) -> list[Any]:
@@ -325,8 +347,9 @@ class _DeclaredFile:
             rule = next((r for r in rules if is_true(r.where.search(entry, self._functions))), None)
             if rule is None:
                 fields = as_object(entry)
-                kind = fields.get("type", fields.get("role"))
-                report_unknown(self._file, "entry", [f"of type {kind}"] if isinstance(kind, str) else sorted(fields))
+                keys = (key for key in ("type", self._declaration.kind, "role") if isinstance(fields.get(key), str))
+                names = [f"{key} {fields[key][:_MOST_OF_KIND]}" for key in keys][:1]
+                report_unknown(self._file, "entry that no rule takes", names or sorted(fields))
                 unknown.append(entry)
                 continue
             if rule.context == "new":
@@ -341,6 +364,9 @@ class _DeclaredFile:
             for position, message in enumerate(made):
                 fields = {key: field for key, field in message.items() if field is not None}
                 step = fields.pop("step", None)
+                if isinstance(role := fields.get("role"), str) and role.lower() not in ROLES:
+                    place = f"`{rule.make[0].location}` makes a message of `{self._declaration.entries.text}[{index}]`"
+                    raise ShapeError(f"{place} with the role {role!r}; valid: {', '.join(ROLES)}")
                 normalised = normalise_messages(fields, f"{self._declaration.entries.text}[{index}]")
                 target = next((m for m in normalised if m.get("role") == "assistant"), normalised[0])
                 target |= (rest if position == 0 else {}) | ({"step": step} if step else {})
@@ -398,6 +424,9 @@ class CompiledDeclaration:
             self.episode[name] = Expression(text, f"episode.{name}"), mapped
         self.scores = {name: Expression(text, f"scores.{name}") for name, text in document.scores.items()}
         self.rules = [self._compile_rule(rule, index) for index, rule in enumerate(document.messages.rules)]
+        reads = Counter(path[0] for rule in self.rules for path in rule.where.paths if path)
+        self.kind = max(sorted(reads), key=lambda key: reads[key], default="type")
+        """The key of an entry that most rules read."""
         expressions = [self.entries, *(pair[0] for pair in self.episode.values()), *self.scores.values()]
         expressions += [] if self.prompt is None else [self.prompt]
         expressions += [Expression(text, "messages.omit") for text in document.messages.omit]
@@ -460,7 +489,7 @@ def _as_list(made: Any) -> list[dict[str, Any]]:
     return [message for message in messages if isinstance(message, dict)]
 
 
-def _set_step_fields(step: StepRecord, index: int, lineage: Lineage) -> None:
+def _set_step_fields(step: StepRecord, index: int, lineage: Lineage, file: Input) -> None:
     """Set the columns that a rule's `step` names on a step; `lineage` has the tokens of the steps before."""
     extra = step.extra or {}
     extra.pop(_OPENS, None)
@@ -474,6 +503,7 @@ def _set_step_fields(step: StepRecord, index: int, lineage: Lineage) -> None:
             setattr(step, name, _convert_field(StepRecord, name, field))
         else:
             extra[name] = field
+            report_unknown(file, "step key", {name} - _FREE_STEP_KEYS)
     step.extra = extra or None
 
 

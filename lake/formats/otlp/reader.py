@@ -39,7 +39,6 @@ from lake.formats.base.fields import as_list, as_object, hash_rollout_index
 from lake.formats.base.format import HEAD_BYTES, FileHead, Format, Item, get_parent_folder, read_head
 from lake.formats.base.json_array import Element, ObjectMember
 from lake.formats.base.rows import ShapeError, read_object_members, read_values
-from lake.formats.base.secrets import redact
 from lake.formats.base.source import Input, read_lines
 from lake.formats.otlp import conventions
 from lake.formats.tracing.episodes import (
@@ -54,6 +53,7 @@ from lake.formats.tracing.episodes import (
 )
 from lake.formats.tracing.payloads import decode_payload, get_first, get_text, list_objects
 from lake.records import EpisodeRecord, Reject, SpanRecord, excerpt
+from lake.secrets import redact
 
 # ---------------------------------------------------------------- Jaeger
 

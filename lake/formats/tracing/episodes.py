@@ -32,10 +32,10 @@ from lake.formats.base.fields import ScoreList, parse_time
 from lake.formats.base.format import Item
 from lake.formats.base.json_array import Element, to_json_text
 from lake.formats.base.rows import ShapeError, add_note, convert_value, group_pieces, make_episode_text_id
-from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input, Note
 from lake.formats.chat.messages import INSTRUCTIONS, CallHistory, Message, build_decision, join_text, make_tool_call
 from lake.records import EpisodeRecord, Reject, ScoreRecord, SpanRecord, StepRecord, excerpt
+from lake.secrets import remove_keys
 
 OWNERS = ("agent", "tool")
 """Kinds of spans that own the calls inside them."""

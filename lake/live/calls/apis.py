@@ -16,7 +16,6 @@ import msgspec
 
 from lake.formats.base.fields import parse_count
 from lake.formats.base.rows import SHAPE_ERRORS, ShapeError, explain_error, omit_fields
-from lake.formats.base.secrets import remove_keys
 from lake.formats.chat.completions import (
     Completion,
     CompletionStream,
@@ -30,6 +29,7 @@ from lake.formats.chat.messages import Message, check_message
 from lake.formats.tracing.payloads import split_content
 from lake.live.frames import dump_object, to_plain
 from lake.records import Index, read_sampling
+from lake.secrets import remove_keys
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
 APIS = {f"/v1/{name}": name for name in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)}

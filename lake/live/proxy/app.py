@@ -19,7 +19,6 @@ from aiohttp import web
 from yarl import URL
 
 from lake.errors import UsageError
-from lake.formats.base.secrets import Secrets
 from lake.live.calls.address import NAME_LIMIT, TOKEN_HEADER, RolloutAddress, parse_address
 from lake.live.calls.apis import APIS, NO_JSON
 from lake.live.proxy.connections import ClientLeftError, Gate, RefusedError, break_off, refuse, send
@@ -27,6 +26,7 @@ from lake.live.proxy.relay import ENDED, AnswerBudget, CallRelay, CallSettings, 
 from lake.live.proxy.sessions import EndedError, EndRequest, SessionRegistry
 from lake.live.proxy.traces import PATHS, acknowledge, refuse_misplaced, split_request
 from lake.live.proxy.upstream import Upstream, forward_headers
+from lake.secrets import Secrets
 
 END_PATH, FLUSH_PATH = "/v1/end", "/v1/flush"
 _SETTLING_SECONDS = 5.0

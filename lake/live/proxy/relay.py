@@ -24,7 +24,6 @@ import msgspec
 from aiohttp import web
 
 from lake.formats.base.rows import ShapeError
-from lake.formats.base.secrets import Secrets
 from lake.formats.chat.completions import Completion
 from lake.live.calls.address import RolloutAddress
 from lake.live.calls.apis import (
@@ -54,6 +53,7 @@ from lake.live.proxy.upstream import (
     strip_added,
     token_fields,
 )
+from lake.secrets import Secrets
 
 NOT_ON_DISK = "the call is not on the disk of the spool, which is full or slow, so its answer is held back; try again"
 ENDED = "the rollout had ended"

@@ -38,7 +38,6 @@ import msgspec
 from lake import ids
 from lake.errors import UsageError
 from lake.formats.base.rows import ShapeError
-from lake.formats.base.secrets import Secrets
 from lake.formats.chat.messages import Message
 from lake.live.calls.address import RolloutAddress
 from lake.live.calls.prefixes import ConversationHash, HashedPrompt, PrefixIndex
@@ -69,6 +68,7 @@ from lake.live.frames import (
 from lake.live.owners import lock_root
 from lake.live.spool import SpoolFullError
 from lake.records import EpisodeRecord, ScoreRecord, make_episode_id
+from lake.secrets import Secrets
 from lake.tables import STATUSES
 
 DEFAULT_RUN = "live"

@@ -16,11 +16,11 @@ import msgspec
 from aiohttp import web
 
 from lake.errors import UsageError
-from lake.formats.base.secrets import NO_REQUEST, Secrets
 from lake.formats.otlp.reader import normalise_id
 from lake.live.calls.apis import NO_JSON
 from lake.live.frames import TraceFrame
 from lake.live.proxy.connections import RefusedError
+from lake.secrets import NO_REQUEST, Secrets
 
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
 _SIGNALS = {

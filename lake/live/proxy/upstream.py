@@ -29,8 +29,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from lake.errors import UsageError
-from lake.formats.base.secrets import redact
 from lake.live.calls.apis import CHAT, COMPLETIONS, NO_JSON
+from lake.secrets import redact
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer")

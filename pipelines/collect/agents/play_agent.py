@@ -33,12 +33,12 @@ import msgspec
 
 from lake.errors import LakeAccessError, MissingExtraError, UsageError
 from lake.formats.base.fields import make_prompt_task_id
-from lake.formats.base.secrets import redact
 from lake.live.delivery import Delivery
 from lake.live.owners import LOCK, open_owners_lake, proxy_spool_root, resolve_owner
 from lake.live.sink import format_exception
 from lake.live.spool import Spool
 from lake.retries import compute_pause
+from lake.secrets import redact
 from lake.storage.locks import hold_file_lock
 from lake.tables.definitions import STATUSES
 from pipelines.collect.agents import Agent, Client, Result

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from lake.errors import MissingExtraError, UsageError
-from lake.formats.base.secrets import REDACTED, redact
 from lake.live.proxy.upstream import explain_unreachable, parse_base_url, policy_version
 from lake.read.text_table import format_cell
+from lake.secrets import REDACTED, redact
 from pipelines.collect.engines import (
     ContextFullError,
     EngineAnswerError,

@@ -13,14 +13,6 @@ from hypothesis import strategies as st
 
 import lake
 import lake.live.spool
-from lake.formats.base.secrets import (
-    REDACTED,
-    TOKENS_SPELL_KEY,
-    Secrets,
-    is_secret_name,
-    redact,
-    remove_keys,
-)
 from lake.live.frames import (
     BeginFrame,
     EndFrame,
@@ -34,6 +26,14 @@ from lake.live.frames import (
     encode,
 )
 from lake.records import Reject
+from lake.secrets import (
+    REDACTED,
+    TOKENS_SPELL_KEY,
+    Secrets,
+    is_secret_name,
+    redact,
+    remove_keys,
+)
 from lake.write.rows import remove_table_keys as remove_frame_keys
 from testkit import planted_keys
 
