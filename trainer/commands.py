@@ -479,7 +479,8 @@ def _train_run(
         msg = f"{out} holds a run of stages ({', '.join(staged)}): give the --config that it was started with again"
         raise UsageError(msg)
     if given_run_id not in (None, record.run_id):
-        msg = f"--run {given_run_id}: the run in {out} is called {record.run_id}; leave --run out, or choose another --out"
+        advice = "leave --run out, or choose another --out"
+        msg = f"--run {given_run_id}: the run in {out} is called {record.run_id}; {advice}"
         raise UsageError(msg)
     check_unchanged(settings, record.config)
     return resume_run(lk, out, on_step=reporter.on_step, on_plan=reporter.on_plan)
