@@ -259,3 +259,16 @@ def test_paths_of_forks_begin_where_they_left() -> None:
 )
 def test_a_file_is_named_by_a_path_below_the_folder_that_was_given(name: str, other: str, is_same: bool) -> None:
     assert names_same_file(name, other) is is_same
+
+
+@pytest.mark.parametrize("whole", ['{"path": "a.py"}', {"path": "a.py"}], ids=["text", "object"])
+def test_a_call_whose_arguments_still_come_is_the_beginning_of_the_whole_call(whole: Any) -> None:
+    def decide(arguments: Any, name: str = "read") -> tuple[str, str]:
+        return "", json.dumps([{"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}])
+
+    for part in ('{"path"', '{"path":"a'):
+        assert is_extension([decide(whole)], [decide(part)], is_same_file=True)
+        assert not is_extension([decide(whole)], [decide(part)])
+        assert not is_extension([decide(whole)], [decide(part, name="write")], is_same_file=True)
+        assert not is_extension([decide(part)], [decide(whole)], is_same_file=True)
+    assert not is_extension([decide(whole)], [decide('{"name')], is_same_file=True)
