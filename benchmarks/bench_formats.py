@@ -20,6 +20,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def make_claude_code(folder: Path, megabytes: int) -> Path:
     """Chats as sessions, a file each."""
     target = folder / "sessions"
     target.mkdir()
+    began = datetime(2026, 1, 1, tzinfo=UTC)
     for number, chat in enumerate(chats(megabytes, random.Random(2))):
         session = f"00000000-0000-4000-8000-{number:012d}"
         parent = None
@@ -75,14 +77,14 @@ def make_claude_code(folder: Path, megabytes: int) -> Path:
                 line |= {
                     "version": "2.0.14",
                     "uuid": uuid,
-                    "timestamp": f"2026-01-01T00:{place // 60:02d}:{place % 60:02d}Z",
+                    "timestamp": (began + timedelta(minutes=number, seconds=place)).isoformat().replace("+00:00", "Z"),
                 }
                 if message["role"] == "assistant":
                     content: list[Any] = [{"type": "text", "text": message["content"]}]
                     for call in message.get("tool_calls", ()):
                         arguments = json.loads(call["function"]["arguments"])
                         content.append({"type": "tool_use", "id": call["id"], "name": "find", "input": arguments})
-                    said = {"id": f"msg_{place}", "role": "assistant", "model": "m", "content": content}
+                    said = {"id": f"msg_{number}_{place}", "role": "assistant", "model": "m", "content": content}
                     line |= {"type": "assistant", "message": said | {"usage": {"input_tokens": 1, "output_tokens": 1}}}
                 elif message["role"] == "tool":
                     result = {
