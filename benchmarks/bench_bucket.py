@@ -128,10 +128,10 @@ def main() -> None:
             runs = {"no disk cache": 0, "an empty disk cache": 8 << 30, "the same again": 8 << 30}
             batches = set()
             for name, disk_bytes in runs.items():
-                found = all_ranks(store.root, arguments.ranks, disk_bytes)
-                batches.add(tuple((one["batches"], one["plan"]) for one in found))
-                sums = {key: sum(one[key] for one in found) for key in ("requests", "bytes")}
-                most = [max(one[key] for one in found) for key in ("planned", "first", "seconds")]
+                rank_counts = all_ranks(store.root, arguments.ranks, disk_bytes)
+                batches.add(tuple((one["batches"], one["plan"]) for one in rank_counts))
+                sums = {key: sum(one[key] for one in rank_counts) for key in ("requests", "bytes")}
+                most = [max(one[key] for one in rank_counts) for key in ("planned", "first", "seconds")]
                 print(
                     f"| {name} | {sums['requests'] / arguments.ranks:,.0f} "
                     f"| {sums['bytes'] / arguments.ranks / 1e6:,.1f} "

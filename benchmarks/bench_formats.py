@@ -84,8 +84,9 @@ def make_claude_code(folder: Path, megabytes: int) -> Path:
                     for call in message.get("tool_calls", ()):
                         arguments = json.loads(call["function"]["arguments"])
                         content.append({"type": "tool_use", "id": call["id"], "name": "find", "input": arguments})
-                    said = {"id": f"msg_{number}_{place}", "role": "assistant", "model": "m", "content": content}
-                    line |= {"type": "assistant", "message": said | {"usage": {"input_tokens": 1, "output_tokens": 1}}}
+                    usage = {"input_tokens": 1, "output_tokens": 1}
+                    answer = {"id": f"msg_{number}_{place}", "role": "assistant", "model": "m", "content": content}
+                    line |= {"type": "assistant", "message": answer | {"usage": usage}}
                 elif message["role"] == "tool":
                     result = {
                         "type": "tool_result",

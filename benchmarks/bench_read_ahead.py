@@ -32,15 +32,15 @@ def waits(lk: Any, threads: int, model_s: float) -> list[float]:
     chosen = config(episodes_per_step=1, epochs=4, cache_bytes=5000, prefetch=2, read_threads=threads)
     snapshot = lk.snapshot()
     plan = Plan(select(snapshot, chosen, needs), chosen)
-    found = []
+    waits_s = []
     with Stream(snapshot, plan, needs, chosen) as stream:
         steps = iter(stream.steps())
         asked = time.perf_counter()
         for _ in steps:
-            found.append(time.perf_counter() - asked)
+            waits_s.append(time.perf_counter() - asked)
             time.sleep(model_s)
             asked = time.perf_counter()
-    return found[1:]
+    return waits_s[1:]
 
 
 def main() -> None:
@@ -64,10 +64,10 @@ def main() -> None:
         print("| --- | --- | --- | --- | --- | --- |")
         for threads in arguments.threads:
             reads[0] = 0
-            found = waits(lk, threads, arguments.model_ms / 1000)
-            long = [one for one in found if one > LONG_S]
+            waits_s = waits(lk, threads, arguments.model_ms / 1000)
+            long = [one for one in waits_s if one > LONG_S]
             alone = reads[0] * arguments.read_ms / 1000 / threads
-            print(f"| {threads} | {len(found) + 1} | {reads[0]} | {len(long)} | {sum(long):.2f} | {alone:.2f} |")
+            print(f"| {threads} | {len(waits_s) + 1} | {reads[0]} | {len(long)} | {sum(long):.2f} | {alone:.2f} |")
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def run_cases(options: argparse.Namespace, names: Sequence[str]) -> None:
             lines = str(error).strip().splitlines()
             fault = f"{type(error).__name__}: {lines[0] if lines else ''}"
             tell(row={"case": name, "what": "", "fault": fault[:300]})
-            # An error of CUDA itself, which is none of memory, leaves nothing to compute with.
+            # After an error of CUDA other than a lack of memory, the process cannot compute.
             if "CUDA error" in str(error):
                 tell(ends=name)
                 sys.exit(1)
@@ -226,7 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("case", nargs="*", help="names of cases; all by default")
     parser.add_argument("--trial", action="store_true", help="tiny models on a CPU, to see that the script works")
-    parser.add_argument("--minutes", type=float, default=8.0, help="after which no case is begun or continued")
+    parser.add_argument("--minutes", type=float, default=8.0, help="Minutes after which no case starts or resumes")
     parser.add_argument("--kernels", nargs="*", choices=KERNELS, default=list(KERNELS))
     parser.add_argument("--tokens", type=int, help="of a micro-batch; 16,384 by default")
     parser.add_argument("--micro-batches", type=int, help="of an optimizer step, about; 4 by default")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trainer.monitor import ModelShape
 
 Row = dict[str, Any]
-"""Figures by name; `case` says of which case, `what` of what in it, `note` and `fault` are text."""
+"""Figures by name. `case` names the case, `what` its part; `note` and `fault` are text."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ PRESENT = ("torch", "triton")
 TAGS = (*(f"_2_{minor}" for minor in (35, 34, 31, 28, 27, 24, 17, 12, 5)), "2014", "2010", "1")
 """Versions of manylinux; pip takes only those that are named."""
 INSTALL = """#!/usr/bin/env bash
-# Join and unpack the parts beside this script: bash install.sh FOLDER
+# Join and unpack the parts in the folder of this script: bash install.sh FOLDER
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 folder="${1:?name the folder to unpack into}"
@@ -51,11 +51,11 @@ import trainer.config
 for line in open(sys.argv[1]):
     name, _, version = line.strip().partition("==")
     try:
-        here = importlib.metadata.version(name)
+        installed = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        here = None
-    if here != version:
-        print(f"{name}: {here or 'missing'} here, tested with {version}")
+        installed = None
+    if installed != version:
+        print(f"{name}: {installed or 'missing'} here, tested with {version}")
 PYTHON
 echo "unpacked: python3 $PWD/benchmarks/gpu.py"
 """
@@ -142,12 +142,12 @@ def write_parts(site: Path, out: Path, needs: Sequence[str], size: int = PART_BY
     ):
         for path in sorted(site.iterdir()):
             archive.add(path, path.name)
-    parts = sorted(out.glob("part-*"))
-    sums = [f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {part.name}\n" for part in parts]
+    part_paths = sorted(out.glob("part-*"))
+    sums = [f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {part.name}\n" for part in part_paths]
     (out / "parts.sha256").write_text("".join(sums))
     (out / "needs.txt").write_text("".join(f"{line}\n" for line in needs))
     (out / "install.sh").write_text(INSTALL)
-    return parts
+    return part_paths
 
 
 def main() -> None:
@@ -161,10 +161,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         site = Path(scratch) / "site"
         packages = fill_site(site, Path(scratch), options.python, options.present)
-        parts = write_parts(site, options.out, needs)
-    size = sum(part.stat().st_size for part in parts)
+        part_paths = write_parts(site, options.out, needs)
+    size = sum(part.stat().st_size for part in part_paths)
     print(
-        f"{options.out}: {packages} packages in {len(parts)} parts, {size / 1e6:.0f} MB; left out: {', '.join(needs)}"
+        f"{options.out}: {packages} packages in {len(part_paths)} parts, {size / 1e6:.0f} MB; "
+        f"left out: {', '.join(needs)}"
     )
 
 

@@ -124,21 +124,21 @@ def _describe_run(lake: Lake, snapshot: Snapshot, run_id: str, by_reason: dict[s
     """Return what today's rules would read otherwise in a run, and the commands that read it again."""
     episodes = snapshot.scan_all("episodes").filter(pl.col("run_id") == run_id)
     sources = collect_rows(episodes.select("episode_id", "source_uri")).drop_nulls().sort("source_uri", "episode_id")
-    parts = []
+    sentences = []
     for reason, episode_ids in by_reason.items():
         rows = sources.filter(pl.col("episode_id").is_in(list(episode_ids)))
         examples = ", ".join(f"{ids.to_text(episode_id)} ({name})" for episode_id, name in rows.head(3).iter_rows())
         surplus = f" (+{len(rows) - 3} more)" if len(rows) > 3 else ""
-        parts.append(f"{count_noun(len(episode_ids), 'episode')} of run {run_id}, {reason}: {examples}{surplus}")
+        sentences.append(f"{count_noun(len(episode_ids), 'episode')} of run {run_id}, {reason}: {examples}{surplus}")
     target, run = f"--lake {shlex.quote(lake.uri)}", run_id
     if by_reason.keys() > {_REPLACED} or _REPLACED not in by_reason:
         run = f"{run_id}-again"
         predicate = "run_id = '" + run_id.replace("'", "''") + "'"
         where = shlex.quote(predicate) if set(predicate) & set('"$`\\!') else f'"{predicate}"'
-        parts.append(f"`trajlake retract --where {where} {target}`")
+        sentences.append(f"`trajlake retract --where {where} {target}`")
     names = sources["source_uri"].unique(maintain_order=True).to_list()
     files = shlex.join(names) if len(names) <= _MAX_FILES else f"FILES (the {len(names)} of the run)"
-    return "; ".join((*parts, f"`trajlake ingest {files} --run {shlex.quote(run)} {target}`"))
+    return "; ".join((*sentences, f"`trajlake ingest {files} --run {shlex.quote(run)} {target}`"))
 
 
 def _find_outdated(lake: Lake, snapshot: Snapshot) -> Iterator[tuple[str, int, str]]:

@@ -157,8 +157,8 @@ def read(file: Input) -> Iterator[Item]:
     """Yield records and rejects of a file, with line numbers from 1; an episode's position is its first line's."""
 
     def build(lines: list[Line], lost: int) -> list[Item]:
-        first, *others = _split_sessions(lines)
-        sessions = [_ClaudeSession(first, lost), *(_ClaudeSession(other, 0) for other in others)]
+        first, *further_sessions = _split_sessions(lines)
+        sessions = [_ClaudeSession(first, lost), *(_ClaudeSession(further, 0) for further in further_sessions)]
         return [item for session in sessions for item in session.build_items(file)]
 
     return build_session(read_objects(file), NAME, build)

@@ -113,21 +113,20 @@ def is_extension(path: Sequence[Decision], earlier: Sequence[Decision], *, is_sa
     (action, calls), (earlier_action, earlier_calls) = path[len(earlier) - 1], earlier[-1]
     first_calls = msgspec.json.decode(earlier_calls or "[]")
     all_calls = msgspec.json.decode(calls or "[]")
-    if len(first_calls) > 0 and len(all_calls) >= len(first_calls):
-        last = len(first_calls) - 1
-        if _is_beginning(first_calls[last], all_calls[last]):
-            first_calls[last] = all_calls[last]
+    last = len(first_calls) - 1
+    if 0 <= last < len(all_calls) and _is_beginning(first_calls[last], all_calls[last]):
+        first_calls[last] = all_calls[last]
     return action.startswith(earlier_action) and all_calls[: len(first_calls)] == first_calls
 
 
 def _is_beginning(call: Any, whole_call: Any) -> bool:
     """Return whether a call of a tool is another one whose arguments end too early."""
     try:
-        arguments, whole = call["function"]["arguments"], whole_call["function"]["arguments"]
+        arguments, all_arguments = call["function"]["arguments"], whole_call["function"]["arguments"]
     except (KeyError, TypeError):
         return False
-    text = whole if isinstance(whole, str) else msgspec.json.encode(whole).decode()
-    is_same = call | {"function": call["function"] | {"arguments": whole}} == whole_call
+    text = all_arguments if isinstance(all_arguments, str) else msgspec.json.encode(all_arguments).decode()
+    is_same = call | {"function": call["function"] | {"arguments": all_arguments}} == whole_call
     return is_same and isinstance(arguments, str) and "".join(text.split()).startswith("".join(arguments.split()))
 
 

@@ -62,13 +62,13 @@ class Declaration:
             raise FormatError(f"the declaration {path} cannot be read: {error.strerror}") from error
         except (msgspec.MsgspecError, ValueError) as error:
             raise FormatError(f"the declaration {path} is not valid: {error}; see the guide on own formats") from error
-        for section, names, known in (
+        for section, names, valid_names in (
             ("episode", self.document.episode, _EPISODE_FIELDS),
             ("spans", self.document.spans, _SPAN_FIELDS),
         ):
-            unknown = next((name for name in names if name not in known), None)
+            unknown = next((name for name in names if name not in valid_names), None)
             if unknown is not None:
-                valid = ", ".join(sorted(known))
+                valid = ", ".join(sorted(valid_names))
                 raise FormatError(f"the declaration {path} has `{section}.{unknown}`; valid: {valid}")
         if self.document.spans and not self.document.spans.keys() >= {"list", "trace", "id"}:
             raise FormatError(
@@ -103,7 +103,7 @@ class Declaration:
     def recognise(self, head: FileHead) -> bool:
         """Return whether a file looks like this format."""
         recognise = self.document.recognise
-        return any(self._fits(head, known) for known in (recognise if isinstance(recognise, list) else [recognise]))
+        return any(self._fits(head, form) for form in (recognise if isinstance(recognise, list) else [recognise]))
 
     def find_without(self, head: FileHead) -> str | None:
         """Return a sentence about a file of the same tool without trajectories; None if it may hold some."""

@@ -50,15 +50,15 @@ def build_calls(calls: Iterable[dict[str, Any]], location: str) -> CallLog:
     history = CallHistory()
     log = CallLog(ChatDecisions(steps=history.steps))
     for index, call in enumerate(calls):
-        place = f"{location}[{index}]"
+        path = f"{location}[{index}]"
         prompt, answers = _parse_messages(call["prompt"], parse_prompt), _parse_messages(call["answer"], parse_answers)
         if not answers.messages:
             log.unanswered.append(call["rest"])
             continue
         answer = answers.messages[0] | as_object(call["rest"])
         if answer["role"] != "assistant":
-            raise ShapeError(f"the answer of `{place}` is a {answer['role']!r} message; valid: the assistant's")
-        step = history.add(add_instructions(prompt, answers), answer, location=place)
+            raise ShapeError(f"the answer of `{path}` is a {answer['role']!r} message; valid: the assistant's")
+        step = history.add(add_instructions(prompt, answers), answer, location=path)
         fields = {"finish_reason": as_text((step.extra or {}).pop("finish_reason", None))} | as_object(call["step"])
         notes: dict[str, Any] = {"step": {key: field for key, field in fields.items() if field is not None}}
         follows = history.follows[-1]
@@ -90,10 +90,10 @@ def build_tokens(fields: Any, lineage: Lineage, step_index: int) -> TokensRecord
     """Build the tokens of a step from a record's fields, or from `prompt_ids`, the ids of its complete prompt."""
     if not isinstance(fields, dict) or "prompt_ids" not in fields:
         return msgspec.convert(fields, TokensRecord)
-    known = {key: field for key, field in fields.items() if field is not None}
-    if isinstance(mask := known.get("action_mask"), list):
-        known["action_mask"] = [bool(flag) for flag in mask]
-    tokens = lineage.add(step_index, known.pop("prompt_ids"), **known)
+    columns = {key: field for key, field in fields.items() if field is not None}
+    if isinstance(mask := columns.get("action_mask"), list):
+        columns["action_mask"] = [bool(flag) for flag in mask]
+    tokens = lineage.add(step_index, columns.pop("prompt_ids"), **columns)
     return msgspec.convert(msgspec.to_builtins(tokens), TokensRecord)
 
 

@@ -236,8 +236,8 @@ def _find_paths(node: dict[str, Any], reads: set[FieldPath]) -> list[FieldPath]:
 
 def _check_function(name: str) -> str:
     """Return the name of a function. Raises JMESPathError: there is none of this name."""
-    if name not in (known := ExpressionFunctions.FUNCTION_TABLE):
-        raise JMESPathError(f"there is no function {name}(); valid: {', '.join(sorted(known))}")
+    if name not in (functions := ExpressionFunctions.FUNCTION_TABLE):
+        raise JMESPathError(f"there is no function {name}(); valid: {', '.join(sorted(functions))}")
     return name
 
 
@@ -249,11 +249,11 @@ def omit_paths(value: Any, paths: frozenset[FieldPath]) -> Any:
         rest = {}
         for key, field in value.items():
             inner = frozenset(path[1:] for path in paths if path[0] in (key, "*"))
-            if (left := omit_paths(field, inner) if inner else field) is not None:
-                rest[key] = left
+            if (remainder := omit_paths(field, inner) if inner else field) is not None:
+                rest[key] = remainder
         return rest or None
     if isinstance(value, list):
         inner = frozenset(path[1:] for path in paths if path[0] == "*")
-        lefts = [omit_paths(element, inner) for element in value] if inner else value
-        return lefts if any(left is not None for left in lefts) else None
+        remainders = [omit_paths(element, inner) for element in value] if inner else value
+        return remainders if any(remainder is not None for remainder in remainders) else None
     return value

@@ -357,16 +357,15 @@ class _DeclaredFile:
             if rule.skip:
                 skipped.append(entry)
                 continue
-            made = [
-                message for expression in rule.make for message in _as_list(expression.search(entry, self._functions))
-            ]
+            results = (expression.search(entry, self._functions) for expression in rule.make)
+            new_messages = [message for result in results for message in _list_messages(result)]
             rest = as_object(omit_paths(entry, rule.paths))
-            for position, message in enumerate(made):
+            for position, message in enumerate(new_messages):
                 fields = {key: field for key, field in message.items() if field is not None}
                 step = fields.pop("step", None)
                 if isinstance(role := fields.get("role"), str) and role.lower() not in ROLES:
-                    place = f"`{rule.make[0].location}` makes a message of `{self._declaration.entries.text}[{index}]`"
-                    raise ShapeError(f"{place} with the role {role!r}; valid: {', '.join(ROLES)}")
+                    origin = f"`{rule.make[0].location}` makes a message of `{self._declaration.entries.text}[{index}]`"
+                    raise ShapeError(f"{origin} with the role {role!r}; valid: {', '.join(ROLES)}")
                 normalised = normalise_messages(fields, f"{self._declaration.entries.text}[{index}]")
                 target = next((m for m in normalised if m.get("role") == "assistant"), normalised[0])
                 target |= (rest if position == 0 else {}) | ({"step": step} if step else {})
@@ -394,7 +393,7 @@ class CompiledDeclaration:
         self.document = document
         recognise = document.recognise
         recognitions = [*(recognise if isinstance(recognise, list) else [recognise]), *document.without]
-        self.where = {known.where: Expression(known.where, "recognise.where") for known in recognitions if known.where}
+        self.where = {form.where: Expression(form.where, "recognise.where") for form in recognitions if form.where}
         self.each = Expression(document.read.each, "read.each")
         self.group = Expression(document.read.group or "null", "read.group")
         self.entries = Expression(document.messages.entries, "messages.list")
@@ -484,8 +483,8 @@ def _as_parts(content: Any) -> list[Any]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
 
 
-def _as_list(made: Any) -> list[dict[str, Any]]:
-    messages = made if isinstance(made, list) else [made]
+def _list_messages(result: Any) -> list[dict[str, Any]]:
+    messages = result if isinstance(result, list) else [result]
     return [message for message in messages if isinstance(message, dict)]
 
 
