@@ -134,7 +134,8 @@ def test_what_came_out_of_a_step_branches_off_there(tmp_path: Path, monkeypatch:
         job.record([rollout("part", 0, None, agent_id="`helper`", **born)])
     at = open_page("episode", episode=parent, step=1)
     child = ids.to_text(episode_id(lk, "part", 0))
-    assert opened(at)["branches"] == [{"text": "subagent: `helper`", "href": f"/episode?episode={child}"}]
+    branch = {"text": "subagent: `helper`, 3 steps", "href": f"/episode?episode={child}", "episode": child}
+    assert opened(at)["branches"] == [branch]
     assert [[label for label, _, _ in line["marks"]] for line in transcript(at)["lines"]] == [[], ["1 branch"], []]
 
 

@@ -87,9 +87,22 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
             names = {"scorer": pl.lit(f"a_judge_of_quality_{number}"), "scorer_version": pl.lit("1")}
             score = {"value": pl.lit(number / 6), "reason": pl.lit(f"The {number}th reason is short.")}
             job.write("scores", judged.with_columns(**names, **score, step_index=pl.lit(None, pl.Int32)))
+    add_agents(lk)
     add_credit(lk, episode_norm="mean_norm")
     add_credit(lk)
     return lk
+
+
+def add_agents(lk: Lake) -> None:
+    """A sub-agent of a hostile name and texts at step 0 of `judged`, and its own sub-agent at an unknown step."""
+    parent = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'judged' AND rollout_index = 0").item()
+    for task, agent, step in (("part", HOSTILE, 0), ("part of the part", "inner", None)):
+        record = rollout(task, 0, None, agent_id=agent, relation="subagent", parent_episode_id=ids.to_text(parent))
+        record.parent_step_index = step
+        record.steps[0].action = f"{HOSTILE} said {agent}"
+        with lk.job(kind="collect", run_id="demo") as job:
+            job.record([record])
+        parent = lk.sql("SELECT episode_id FROM episodes WHERE task_id = ?", [task]).item()
 
 
 def short() -> EpisodeRecord:
@@ -99,12 +112,14 @@ def short() -> EpisodeRecord:
     )
 
 
+EPISODE_OF = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = 0"
+
+
 def go(page: Any, lk: Lake, task: str, **address: str | int) -> None:
     """Open an episode and wait until its transcript stands: the outline, unless the address names no view."""
-    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = 0"
     address = {"view": "outline"} | address
     extra = "".join(f"&{name}={value}" for name, value in address.items())
-    page.goto(f"/episode?episode={ids.to_text(lk.sql(query, [task]).item())}{extra}")
+    page.goto(f"/episode?episode={ids.to_text(lk.sql(EPISODE_OF, [task]).item())}{extra}")
     page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
     page.locator(".trajlake-transcript .head").first.wait_for()
 
@@ -212,12 +227,33 @@ def test_a_conversation_shows_each_message_once_and_harmless(page: Any, lk: Lake
     line(page, 1).locator(".ledger").wait_for()
 
 
+def test_a_sub_agent_opens_in_place_with_its_own_and_keys_stay_with_the_episode(page: Any, lk: Lake) -> None:
+    go(page, lk, "judged", view="conversation")
+    address, branch = page.url, page.locator(".branch")
+    assert page.locator(".branch .speech").count() == 0, "it is read when it is opened"
+    branch.locator("summary .role").click()
+    inner = page.locator(".branch .branch")
+    inner.locator("summary .role").click()
+    inner.locator(".speech", has_text="said inner").wait_for()
+    assert "began at an unknown step" in inner.locator("summary .role").first.inner_text()
+    assert page.locator(".branch .toolbar").count() == 0
+    page.locator(".branch .margin").first.click()
+    assert page.url == address, "a step of a sub-agent is no step of the page's episode"
+    page.keyboard.press("v")
+    page.locator(".trajlake-transcript:not(.conversation)").first.wait_for()
+    page.keyboard.press("v")
+    inner.locator(".speech", has_text="said inner").wait_for()
+    assert page.evaluate("window.hostile") is None
+    own_page = branch.locator("> summary a").first.get_attribute("href")
+    assert own_page == f"/episode?episode={ids.to_text(lk.sql(EPISODE_OF, ['part']).item())}"
+
+
 @pytest.mark.slow("step 0 is on a small screen below what six scorers say")
 def test_step_0_is_on_a_small_screen_below_what_six_scorers_say(page: Any, lk: Lake) -> None:
     page.set_viewport_size({"width": 1024, "height": 768})
     go(page, lk, "judged")
     on_screen(page, 0)
-    page.get_by_text("Reasons of 6 scorers").click()
+    page.locator(".trajlake-head summary", has_text="a_judge_of_quality_5").click()
     page.get_by_text("The 5th reason is short.").wait_for()
 
 

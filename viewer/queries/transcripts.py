@@ -81,7 +81,7 @@ def read_related_episodes(lake: LakeReader, episode_id: int) -> pl.DataFrame:
     query = """
         SELECT r.episode_id = $episode AS is_parent, r.relation, r.parent_step_index,
                CASE WHEN r.episode_id = $episode THEN r.parent_episode_id ELSE r.episode_id END AS episode_id,
-               e.run_id, e.task_id, e.rollout_index, e.collection_round, e.attempt, e.agent_id
+               e.run_id, e.task_id, e.rollout_index, e.collection_round, e.attempt, e.agent_id, e.num_steps
         FROM related_episodes AS r
         LEFT JOIN episodes AS e
         ON e.episode_id = CASE WHEN r.episode_id = $episode THEN r.parent_episode_id ELSE r.episode_id END

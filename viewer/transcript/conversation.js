@@ -3,7 +3,6 @@
 
 const VIEWS = ["conversation", "outline"];
 const STORED_VIEW = "trajlake.view";
-const FEW = 3;
 const PREVIEW = 160;
 
 // The address wins over what the reader chose last; a file has no address that could name a view.
@@ -94,7 +93,7 @@ function messagesOf(view, index, content, first) {
       last.message.append(block.kind === "call" ? el("div", "pair", made) : made);
     }
   }
-  if (content.branches?.length) messages.push(branchesOf(content.branches));
+  messages.push(...(content.branches ?? []).map((branch) => branchOf(view, branch)));
   return messages;
 }
 
@@ -129,14 +128,24 @@ function messageBlock(view, index, block, name) {
   return made;
 }
 
-function branchesOf(branches) {
-  const links = branches.map(({ text, href }) => {
-    const link = el(href ? "a" : "span", "", text);
-    if (href) link.href = href;
-    return link;
-  });
-  const count = `${branches.length} ${branches.length === 1 ? "branch" : "branches"}`;
-  const made = el("details", "speech branches", el("summary", "", el("b", "role", count)), ...links);
-  made.open = branches.length <= FEW;
+// An episode that began at the step, such as a sub-agent's: a fold with its conversation, which is asked for when it is
+// opened. A file has a link instead, if it holds the episode.
+function branchOf(view, { text, href, episode }) {
+  const link = el(href ? "a" : "span", "", view.data.held ? text : "own page");
+  if (href) link.href = href;
+  if (view.data.held) return el("section", "speech branch", link);
+  const made = el("details", "speech branch", el("summary", "", el("b", "role", text), " ", link));
+  made.ontoggle = async () => {
+    if (!made.open) view.branches.delete(episode);
+    if (!made.open || made.querySelector(".trajlake-transcript")) return;
+    const asks = new URL(view.data.asks, location.href);
+    asks.searchParams.set("episode", episode);
+    const lines = view.branches.get(episode) ?? (await view.asking.other({ lines: 1, episode })).lines;
+    if (!lines || !made.isConnected) return;
+    view.branches.set(episode, lines);
+    const data = { ...lines, asks: asks.href, address: href, hidden: view.data.hidden };
+    new Transcript(made, data, "", undefined, view);
+  };
+  made.open = view.branches.has(episode);
   return made;
 }

@@ -25,15 +25,17 @@ export default function mount({ parentElement, data, setTriggerValue }) {
 }
 
 class Transcript {
-  constructor(parent, data, text, former) {
-    Object.assign(this, { data, text });
+  // `outer` is the transcript at whose step this one, of a sub-agent, is drawn.
+  constructor(parent, data, text, former, outer = null) {
+    Object.assign(this, { data, text, outer });
     const isSame = former?.data.name === data.name;
     this.isNew = !isSame || former.isElsewhere(data);
     this.step = this.isNew ? data.selected : former.step;
-    this.mode = isSame ? former.mode : chooseView(data);
+    this.mode = outer ? VIEWS[0] : isSame ? former.mode : chooseView(data);
     this.opened = new Set([...(isSame ? former.opened : []), ...(this.isNew && data.selected !== null ? [data.selected] : [])]);
     this.unfolded = new Set(isSame ? former.unfolded : []);
     this.folds = new Map(isSame ? former.folds : []);
+    this.branches = outer?.branches ?? new Map(isSame ? former.branches : []);
     this.allUnfolded = isSame ? former.allUnfolded : undefined;
     this.contents = new Map([...data.ready, ...(data.held ?? [])].map((step) => [step.index, step]));
     this.heights = new Map();
@@ -48,10 +50,11 @@ class Transcript {
     this.list = el("div", "list");
     new ResizeObserver(() => this.stay()).observe(this.list);
     for (const kind of ["pointerover", "focusin"]) this.list.addEventListener(kind, (event) => this.expect(event.target));
-    this.bar = toolbar(this);
-    this.root.append(this.bar, overview(this), headings(data), this.list);
+    this.bar = outer?.bar ?? toolbar(this);
+    this.root.append(...(outer ? [] : [this.bar, overview(this), headings(data)]), this.list);
     former?.root.remove();
     parent.append(this.root);
+    if (outer) return this.layout();
     // The toolbar stays above what is read, in as many rows as it needs.
     const measure = () => this.root.style.setProperty("--tools", `${this.bar.offsetHeight}px`);
     measure();
@@ -154,7 +157,13 @@ class Transcript {
   }
 
   row(index) {
-    return this.list.querySelector(`[data-step="${index}"]`);
+    return this.list.querySelector(`:scope > .chunk > [data-step="${index}"]`);
+  }
+
+  // The step of this transcript that an element belongs to; steps of sub-agents lie within one.
+  rowOf(element) {
+    const row = element?.closest?.("[data-step]");
+    return !row || row.parentElement.parentElement === this.list ? row : this.rowOf(row.parentElement);
   }
 
   // The line of a step, drawn and unfolded wherever it is.
@@ -185,7 +194,7 @@ class Transcript {
     row.replaceWith(this.draw(this.item(index)));
     this.row(index).firstChild.focus({ preventScroll: true });
     this.row(index).querySelector(".body")?.fill();
-    if (isOpen && this.lines.has(index) && !this.data.held) {
+    if (isOpen && this.lines.has(index) && !this.data.held && !this.outer) {
       const here = new URL(location.href);
       here.searchParams.set("step", index);
       history.replaceState(history.state, "", here);
@@ -217,7 +226,7 @@ class Transcript {
 
   // The next or previous line, from the one that has the focus or else is the first on the screen.
   move(by) {
-    const focused = document.activeElement?.closest?.("[data-step]");
+    const focused = this.rowOf(document.activeElement);
     const top = this.list.getBoundingClientRect().top;
     let place = focused && this.root.contains(focused) ? this.place(focused.dataset.step) + by : -1;
     if (place < 0 && !focused) place = top > 0 ? 0 : this.firstOnScreen();
@@ -234,7 +243,7 @@ class Transcript {
   }
 
   firstOnScreen() {
-    const rows = [...this.list.querySelectorAll("[data-step]")];
+    const rows = [...this.list.querySelectorAll(":scope > .chunk > [data-step]")];
     const top = this.bar.getBoundingClientRect().bottom;
     const first = rows.find((row) => row.getBoundingClientRect().bottom > top + 8);
     return first ? this.place(first.dataset.step) : 0;
@@ -242,7 +251,7 @@ class Transcript {
 
   // What the reader may open next: the line under the pointer or the focus; beside an opened one, its neighbours.
   expect(element) {
-    const index = Number(element.closest("[data-step]")?.dataset.step);
+    const index = Number(this.rowOf(element)?.dataset.step);
     if (Number.isNaN(index)) return;
     this.asking.next(this.opened.has(index) ? [index + 1, index - 1] : [index]);
   }

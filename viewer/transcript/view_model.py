@@ -112,14 +112,16 @@ class EpisodeTranscript:
 
     @cached_property
     def branches(self) -> dict[int, list[dict[str, str]]]:
-        """Links to the episodes that began at a step (sub-agents, forks, continuations), by step."""
+        """The episodes that began at a step (sub-agents, forks, continuations), by step: text, href, episode."""
         by_step: dict[int, list[dict[str, str]]] = {}
-        related = self.read(transcripts.read_related_episodes, self.episode_id).drop_nulls("parent_step_index")
-        for row in related.iter_rows(named=True):
+        for row in self.read(transcripts.read_related_episodes, self.episode_id).iter_rows(named=True):
             if not row["is_parent"]:
-                text = f"{row['relation'] or 'child'}: {row['agent_id'] or navigation.name_episode(row)}"
-                address = self.link(Page.EPISODE, episode=ids.to_text(row["episode_id"]))
-                by_step.setdefault(row["parent_step_index"], []).append({"text": plain.one_line(text), "href": address})
+                at, steps = row["parent_step_index"], count_noun(row["num_steps"] or 0, "step")
+                text = f"{row['relation'] or 'child'}: {row['agent_id'] or navigation.name_episode(row)}, {steps}"
+                text += "" if at is not None else ", began at an unknown step"
+                episode = ids.to_text(row["episode_id"])
+                branch = {"text": plain.one_line(text, 90), "href": self.link(Page.EPISODE, episode=episode)}
+                by_step.setdefault(self.count - 1 if at is None else at, []).append(branch | {"episode": episode})
         return by_step
 
 
@@ -264,8 +266,8 @@ def answer_questions(transcript: EpisodeTranscript, questions: Mapping[str, str]
     """Return the answers to the questions of an address, each under its name; invalid questions have none.
 
     The questions, each optional: `steps` (indices to open, with commas), `whole` (a step) with `block` (the name of a
-    block of it), `shared` (a step, whose state siblings share), `tokens` and `call` (a step), `waterfall`, and `find`
-    (a text).
+    block of it), `shared` (a step, whose state siblings share), `tokens` and `call` (a step), `waterfall`, `find` (a
+    text), and `lines` (all lines, for the transcript of a sub-agent).
     """
     answers: dict[str, Any] = {}
     if "steps" in questions:
@@ -288,6 +290,8 @@ def answer_questions(transcript: EpisodeTranscript, questions: Mapping[str, str]
         answers["waterfall"] = calls.build_waterfall(
             transcript.read(transcripts.read_timeline, transcript.episode_id), judges
         )
+    if "lines" in questions:
+        answers["lines"] = describe_lines(transcript, ListWindow(MAX_LINES), None)
     if "find" in questions:
         text = questions["find"][:TEXT]
         answers["find"] = transcript.read(transcripts.find_steps, transcript.episode_id, text) if text else []
