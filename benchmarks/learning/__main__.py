@@ -1,45 +1,67 @@
 """Run the learning study, or render its report.
 
-    python -m benchmarks.learning --out build/learning [--game coin] [--processes 2] [--small]
+    python -m benchmarks.learning --out build/learning [--environment taxi] [--processes 2] [--small]
+    python -m benchmarks.learning --out build/learning --environment taxi --arm gigpo --seed 3 --rate 1e-3
     python -m benchmarks.learning --out build/learning --report docs/learning.md
 
-A study that was stopped goes on where it was. `--report` puts the tables between the markers of a Markdown page, and
-every run into a JSON file beside it; what is missing is said. `--small` proves in a minute that everything works
-together. It needs the extra trajlake[textworld], and Java.
+A study that was stopped goes on where it was. `--arm` repeats one run and prints its result; `--change` sets a field of
+the regime, as the pilots did. `--report` puts the tables between the markers of a Markdown page, and every run into a
+JSON file beside it; what is missing is said. `--small` proves in minutes that everything works together. It needs the
+packages gymnasium and minigrid.
 """
 
 import argparse
+import json
 import os
 import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.learning.settings import GAMES, SMALL, Settings
+from benchmarks.learning.arms import BY_NAME, START
+from benchmarks.learning.results import Results, Task
+from benchmarks.learning.settings import ENVIRONMENTS, SMALL, Plan
 
 
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--game", choices=tuple(GAMES), action="append")
+    parser.add_argument("--environment", choices=tuple(ENVIRONMENTS), action="append")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--arm", choices=(START, *BY_NAME), help="run this arm alone, on one environment")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=0.0, help="learning rate of --arm")
+    parser.add_argument("--split", choices=("dev", "test"), default="test")
+    parser.add_argument("--change", default="{}", help="fields of the regime, a JSON object")
     arguments = parser.parse_args()
-    settings = SMALL if arguments.small else Settings()
-    games = [GAMES[name] for name in arguments.game or GAMES]
+    plan = SMALL if arguments.small else Plan()
+    environments = [ENVIRONMENTS[name] for name in arguments.environment or plan.environments]
     if arguments.report is not None:
         from benchmarks.learning.report import write_report
 
-        write_report(arguments.out, settings, games, arguments.report)
+        write_report(arguments.out, plan, environments, arguments.report)
         return
-    from transformers.utils import logging
+    from benchmarks.learning.runs import run_task
+    from benchmarks.learning.study import run_study, silence_bars
 
-    from benchmarks.learning.study import run_study
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    run_study(arguments.out, settings, games, processes=arguments.processes, say=_say)
+    silence_bars()
+    if arguments.arm is None:
+        run_study(arguments.out, plan, environments, processes=arguments.processes, say=_say)
+        return
+    task = Task(
+        environment=environments[0].name,
+        arm=arguments.arm,
+        seed=arguments.seed,
+        learning_rate=arguments.rate,
+        split=arguments.split,
+        changes=plan.changes | json.loads(arguments.change),
+    )
+    result = run_task(arguments.out, task, _say)
+    Results(arguments.out / "pilots").add(result)
+    print(result.model_dump_json(indent=1))
 
 
 def _say(line: str) -> None:

@@ -3,32 +3,56 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.learning.anchors import CHOSEN, DEFINITIONS, GAMMA
-
-ANCHORS = DEFINITIONS[CHOSEN]
+GAMMA = 0.95
+"""Discount per action of the arms that have one."""
+# Without the penalty for malformed actions: it would reach some estimators and not others.
+_TWO_LEVELS = {"gamma": GAMMA, "invalid_action_penalty": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An estimator."""
+    """One way from scores to an update."""
 
     name: str
-    """As `trajlake credit` calls it."""
     label: str
+    estimator: str
     options: dict[str, Any] = field(default_factory=dict)
-    """Beside the library's defaults."""
+    """Options of the estimator beside the library's defaults."""
+    loss: dict[str, Any] = field(default_factory=lambda: {"name": "ppo"})
+    where: str | None = None
+    """Condition on the episodes that are trained on."""
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the update."""
 
 
 ARMS = (
-    # Without the penalty for malformed actions: it would reach some estimators and not others.
-    Arm("gigpo", "GiGPO", {"gamma": GAMMA, "omega": 1.0, "invalid_action_penalty": 0.0, "anchors": ANCHORS}),
-    Arm("grpo", "GRPO"),
-    Arm("rloo", "RLOO"),
+    Arm("grpo", "GRPO", "grpo"),
+    Arm("rloo", "RLOO", "rloo"),
+    Arm("gigpo", "GiGPO", "gigpo", {**_TWO_LEVELS, "omega": 1.0}),
+    # convex with omega 0 is A_S and nothing else.
+    Arm(
+        "gigpo-step", "GiGPO without the episode term", "gigpo", {**_TWO_LEVELS, "combination": "convex", "omega": 0.0}
+    ),
+    Arm("hgpo", "HGPO", "hgpo", _TWO_LEVELS),
+    Arm(
+        "gae",
+        "GAE with a value head",
+        "gae",
+        {"gamma": GAMMA, "lam": 0.95, "batch_key": "collection_round"},
+        trainer={"value": {}},
+    ),
+    Arm(
+        "bc-exp",
+        "filtered BC x exp(A_S)",
+        "gigpo",
+        {**_TWO_LEVELS, "omega": 1.0},
+        {"name": "bc_exp"},
+        "env_return >= 1",
+    ),
 )
+"""In the order of the tables."""
 START = "start"
 """The start weights without training."""
 BY_NAME = {arm.name: arm for arm in ARMS}
-COMPARED = (("gigpo", "grpo"), ("gigpo", "rloo"), ("grpo", "rloo"))
+COMPARED = (("gigpo", "grpo"), ("gigpo", "rloo"), ("gigpo", "gae"))
 """The comparisons that were declared beforehand: the one against the other."""
-RATES = (1e-4, 3e-4)
-"""Learning rates that are tried for each arm."""

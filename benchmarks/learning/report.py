@@ -7,20 +7,20 @@ from statistics import fmean, stdev
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.ladder.report import BEGIN, END, table
-from benchmarks.ladder.statistics import verdicts
-from benchmarks.learning.anchors import AnchorTable
-from benchmarks.learning.arms import ARMS, BY_NAME, COMPARED, RATES
+from benchmarks.ladder.statistics import Verdict, holm, paired
+from benchmarks.learning.arms import BY_NAME, COMPARED
 from benchmarks.learning.results import Result, Results, Task
-from benchmarks.learning.settings import Game, Settings
-from benchmarks.learning.study import compared_tasks, start_tasks, tuning_tasks
+from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, Plan
+from benchmarks.learning.study import choose_rate, gains_over_start, gate_tasks, passes_gate, start_tasks, tuning_tasks
+from benchmarks.learning.study import compared_tasks as list_compared_tasks
 
 LEAST_SEEDS = 5
 """Fewer are not tested."""
 _CURVE_POINTS = 10
 
 
-class GameReport(BaseModel):
-    """What there is of a game."""
+class EnvironmentReport(BaseModel):
+    """The runs of an environment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,199 +28,235 @@ class GameReport(BaseModel):
     label: str
     seeds: int
     """Planned."""
+    arms: list[str]
     budget: int
-    """Tokens of a compared run."""
-    anchors: AnchorTable | None
+    """Tokens of a run."""
     starts: list[Result]
     tuning: list[Result]
+    """Every arm at every learning rate, and at its own on all tuning seeds."""
+    rates: dict[str, float]
+    """Chosen learning rates, by arm; empty while tuning is under way."""
+    gains: dict[str, float]
+    """Gain over the start on the tuning seeds, by arm; empty while they are under way."""
+    passes_gate: bool | None
+    """None while the tuning seeds are under way."""
     compared: list[Result]
 
     @property
     def whole_seeds(self) -> list[int]:
         """Seeds whose arms have all ended."""
         done = {(result.task.seed, result.task.arm) for result in self.compared}
-        return [seed for seed in range(self.seeds) if all((seed, arm.name) in done for arm in ARMS)]
+        return [seed for seed in range(self.seeds) if all((seed, arm) in done for arm in self.arms)]
 
-    def of(self, arm: str) -> list[Result]:
-        """An arm's runs, of the whole seeds, in order."""
+    @property
+    def runs(self) -> list[Result]:
+        """All runs."""
+        return [*self.starts, *self.tuning, *self.compared]
+
+    def list_results(self, arm: str) -> list[Result]:
+        """Return an arm's runs of the whole seeds, in order."""
         results_by_seed = {result.task.seed: result for result in self.compared if result.task.arm == arm}
         return [results_by_seed[seed] for seed in self.whole_seeds]
 
 
 class Report(BaseModel):
-    """The study as far as it has come."""
+    """The study so far."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    games: list[GameReport]
+    environments: list[EnvironmentReport]
 
 
-def write_report(out: Path, settings: Settings, games: Sequence[Game], page: Path) -> None:
+def write_report(out: Path, plan: Plan, environments: Sequence[Environment], page: Path) -> None:
     """Put the tables into a page, and the runs into a JSON file of the same name.
 
     Args:
         out: folder of the study.
-        settings: of the study.
-        games: which.
+        plan: what was planned.
+        environments: environments of the report.
         page: Markdown with both markers.
 
     Raises:
         ValueError: the page has no markers.
     """
-    report = collected(out, settings, games)
-    page.write_text(with_tables(page.read_text(), report))
+    report = collect_report(out, plan, environments)
+    page.write_text(replace_tables(page.read_text(), report))
     page.with_suffix(".json").write_text(report.model_dump_json(indent=1) + "\n")
 
 
-def with_tables(text: str, report: Report) -> str:
-    """A page with its tables. Raises ValueError: it has no markers."""
+def replace_tables(text: str, report: Report) -> str:
+    """Return a page with its tables. Raises ValueError: it has no markers."""
     if BEGIN not in text or END not in text.partition(BEGIN)[2]:
-        raise ValueError(f"the page has no place for the tables: put the lines {BEGIN} and {END} into it")
+        raise ValueError(f"the page has no room for the tables: put the lines {BEGIN} and {END} into it")
     head, tail = text.partition(BEGIN)[0], text.partition(BEGIN)[2].partition(END)[2]
-    return f"{head}{BEGIN}\n\n{tables(report)}\n\n{END}{tail}"
+    return f"{head}{BEGIN}\n\n{build_tables(report)}\n\n{END}{tail}"
 
 
-def collected(out: Path, settings: Settings, games: Sequence[Game]) -> Report:
-    """Read what has ended."""
+def collect_report(out: Path, plan: Plan, environments: Sequence[Environment]) -> Report:
+    """Return the runs that have ended."""
     results = Results(out / "results")
 
-    def ended(tasks: Iterable[Task]) -> list[Result]:
+    def list_ended(tasks: Iterable[Task]) -> list[Result]:
         return [result for task in tasks if (result := results.get(task)) is not None]
 
     reports = []
-    for game in games:
-        anchors = out / "anchors" / f"{game.name}.json"
-        is_tuned = not results.missing(tuning_tasks(game))
+    for environment in environments:
+        tuning = tuning_tasks(plan, environment)
+        starts = start_tasks(plan, environment, TUNING_SEEDS, "dev")
+        is_tuned = not results.missing(tuning)
+        if is_tuned:
+            tuning += [task for task in gate_tasks(plan, environment, results) if task not in tuning]
+        is_through = is_tuned and not results.missing([*starts, *tuning])
+        is_compared = is_through and passes_gate(plan, environment, results)
         reports.append(
-            GameReport(
-                name=game.name,
-                label=game.label,
-                seeds=settings.seeds,
-                budget=settings.tokens,
-                anchors=AnchorTable.model_validate_json(anchors.read_text()) if anchors.exists() else None,
-                starts=ended(start_tasks(settings, game)),
-                tuning=ended(tuning_tasks(game)),
-                compared=ended(compared_tasks(settings, game, results)) if is_tuned else [],
+            EnvironmentReport(
+                name=environment.name,
+                label=environment.label,
+                seeds=plan.seeds,
+                arms=list(plan.arms),
+                budget=environment.regime(plan.changes).tokens,
+                starts=list_ended([*starts, *start_tasks(plan, environment, range(plan.seeds), "test")]),
+                tuning=list_ended(tuning),
+                rates={arm: choose_rate(plan, environment, arm, results) for arm in plan.arms} if is_tuned else {},
+                gains=gains_over_start(plan, environment, results) if is_through else {},
+                passes_gate=is_compared if is_through else None,
+                compared=list_ended(list_compared_tasks(plan, environment, results)) if is_compared else [],
             )
         )
-    return Report(games=reports)
+    return Report(environments=reports)
 
 
-def tables(report: Report) -> str:
-    """All tables, game after game."""
-    sections = [_done(report)]
-    for game in report.games:
-        tables = (_starts(game), _anchors(game), _tuning(game), _declared(game), _arms(game), _curve(game))
-        sections += [f"### {game.label.capitalize()}", *(part for part in tables if part)]
-    return "\n\n".join(sections)
+def build_tables(report: Report) -> str:
+    """Return all tables: what was run, the gate, the declared comparisons, then each environment."""
+    sections = [_tell_progress(report), _tell_gate(report), _tell_verdicts(report)]
+    for environment in report.environments:
+        parts = [
+            part for part in (_tell_tuning(environment), _tell_arms(environment), _tell_curve(environment)) if part
+        ]
+        if parts:
+            sections += [f"### {environment.label}", *parts]
+    return "\n\n".join(section for section in sections if section)
 
 
-def _done(report: Report) -> str:
+def _tell_progress(report: Report) -> str:
+    rows = [
+        (
+            environment.label,
+            f"{len(environment.tuning)}",
+            f"{len(environment.compared)} of {environment.seeds * len(environment.arms)}",
+            f"{len(environment.whole_seeds)} of {environment.seeds}",
+            f"{sum(run.tokens for run in environment.runs):,}",
+            f"{sum(run.cpu_seconds for run in environment.runs) / 3600:.2f}",
+        )
+        for environment in report.environments
+    ]
+    head = ("environment", "tuning runs", "compared runs", "whole seeds", "tokens", "processor hours")
+    return "Runs so far:\n\n" + table(head, rows)
+
+
+def _tell_gate(report: Report) -> str:
     rows = []
-    for game in report.games:
-        runs = [*game.starts, *game.tuning, *game.compared]
+    for environment in report.environments:
+        dev = [run.success for run in environment.starts if run.task.split == "dev"]
+        if not environment.gains:
+            continue
+        gains = [f"{100 * environment.gains[arm]:+.1f}" for arm in environment.arms]
+        rows.append((environment.label, f"{100 * fmean(dev):.1f}", *gains, "yes" if environment.passes_gate else "no"))
+    if not rows:
+        return "The gate: no environment has all its tuning runs yet."
+    arms = report.environments[0].arms
+    head = ("environment", "start, %", *(BY_NAME[arm].label for arm in arms), "compared")
+    note = f"The gate: gain over the start in points, mean of {len(TUNING_SEEDS)} tuning seeds; {100 * GATE:.0f} needed"
+    return f"{note}:\n\n{table(head, rows)}"
+
+
+def list_verdicts(report: Report) -> list[tuple[EnvironmentReport, Verdict]]:
+    """Return the declared comparisons of success, corrected over all environments that have enough whole seeds."""
+    pairs = []
+    for environment in report.environments:
+        if len(environment.whole_seeds) >= LEAST_SEEDS:
+            success = {arm: [run.success for run in environment.list_results(arm)] for arm in environment.arms}
+            pairs += [(environment, arm, base, paired(success, arm, base)) for arm, base in COMPARED]
+    corrected = holm([1.0 if result.p is None else result.p for *_, result in pairs])
+    return [
+        (environment, Verdict(arm, base, result, p))
+        for (environment, arm, base, result), p in zip(pairs, corrected, strict=True)
+    ]
+
+
+def _tell_verdicts(report: Report) -> str:
+    rows = []
+    for environment, verdict in list_verdicts(report):
+        result = verdict.result
+        interval = "none: all seeds differ alike"
+        if result.low is not None and result.high is not None:
+            interval = f"{100 * result.low:+.1f} to {100 * result.high:+.1f}"
+        areas = [[run.area for run in environment.list_results(arm)] for arm in (verdict.one, verdict.other)]
+        area = 100 * (fmean(areas[0]) - fmean(areas[1]))
         rows.append(
             (
-                game.label,
-                f"{len(game.compared)} of {game.seeds * len(ARMS)}",
-                f"{len(game.whole_seeds)} of {game.seeds}",
-                f"{sum(run.tokens for run in runs):,}",
-                f"{sum(run.seconds for run in runs) / 3600:.1f}",
-                f"{sum(run.cpu_seconds for run in runs) / 3600:.1f}",
+                environment.label,
+                BY_NAME[verdict.one].label,
+                BY_NAME[verdict.other].label,
+                str(len(environment.whole_seeds)),
+                f"{100 * (result.difference or 0.0):+.1f}",
+                interval,
+                "" if result.p is None else f"{result.p:.4f}",
+                f"{verdict.holm:.4f}",
+                verdict.words,
+                f"{area:+.1f}",
             )
         )
-    head = ("game", "compared runs", "whole seeds", "tokens", "hours", "processor hours")
-    return "What has been run (tokens and hours with those that chose learning rates):\n\n" + table(head, rows)
-
-
-def _starts(game: GameReport) -> str:
-    if not game.starts:
-        return ""
-    values = [100 * result.success for result in game.starts]
-    note = f"Start weights on the held-out worlds: {fmean(values):.1f} % success over {len(values)} seeds"
-    spread = f", from {min(values):.1f} to {max(values):.1f} %"
-    anchors = game.anchors
-    invalid = (
-        "" if anchors is None else f"; {anchors.invalid:.1%} of their actions are not among those that the game lists"
+    if not rows:
+        return f"Nothing is tested yet: no environment has {LEAST_SEEDS} whole seeds."
+    head = (
+        "environment",
+        "arm",
+        "against",
+        "seeds",
+        "points",
+        "95 % interval",
+        "p, exact",
+        "p, Holm",
+        "verdict",
+        "area",
     )
-    return f"{note}{spread}{invalid}."
+    return f"The declared comparisons of success after the budget:\n\n{table(head, rows)}"
 
 
-def _anchors(game: GameReport) -> str:
-    anchors = game.anchors
-    if anchors is None:
+def _tell_tuning(environment: EnvironmentReport) -> str:
+    first = [run for run in environment.tuning if run.task.seed == TUNING_SEEDS[0]]
+    rates = sorted({run.task.learning_rate for run in first})
+    success = {(run.task.arm, run.task.learning_rate): f"{100 * run.success:.1f}" for run in first}
+    if not first:
         return ""
     rows = [
-        (row.name, f"{row.shared:.1%}", f"{row.meaningful:.1%}", f"{row.singleton:.1%}", f"{row.ways_in:.1f}")
-        for row in anchors.rows
-    ]
-    head = ("the same state is the same", "shared", "meaningful", "alone", "ways in")
-    note = (
-        f"State normalisations, on {anchors.episodes} rollouts ({anchors.steps:,} steps, {anchors.success:.1%} success)"
-        " of the tuning seed's start weights:"
-    )
-    return f"{note}\n\n{table(head, rows)}"
-
-
-def _tuning(game: GameReport) -> str:
-    if not game.tuning:
-        return ""
-    rows = []
-    for arm in ARMS:
-        results_by_rate = {result.task.learning_rate: result for result in game.tuning if result.task.arm == arm.name}
-        rows.append(
-            (
-                arm.label,
-                *(f"{100 * results_by_rate[rate].success:.1f}" if rate in results_by_rate else "" for rate in RATES),
-            )
+        (
+            BY_NAME[arm].label,
+            *(
+                f"**{success.get((arm, rate), '')}**"
+                if environment.rates.get(arm) == rate
+                else success.get((arm, rate), "")
+                for rate in rates
+            ),
         )
-    head = ("arm", *(f"{rate:g}" for rate in RATES))
-    return f"Success in % on worlds of the fold `dev`, by learning rate, on the tuning seed:\n\n{table(head, rows)}"
+        for arm in environment.arms
+    ]
+    note = "Success in % on worlds of the split `dev`, by learning rate, on the first tuning seed"
+    return f"{note}:\n\n{table(('arm', *(f'{rate:g}' for rate in rates)), rows)}"
 
 
-def _declared(game: GameReport) -> str:
-    seeds = len(game.whole_seeds)
-    if seeds < LEAST_SEEDS:
-        return f"Nothing is tested yet: {seeds} of {game.seeds} seeds are whole, and {LEAST_SEEDS} are needed."
-    rows = []
-    for measure, values in _measures(game).items():
-        for arm, base, result, holm in (verdicts_found := verdicts(values, COMPARED)):
-            words = next(each.words for each in verdicts_found if (each.one, each.other) == (arm, base))
-            low, high = (None, None) if result.low is None else (100 * result.low, 100 * (result.high or 0.0))
-            rows.append(
-                (
-                    measure,
-                    BY_NAME[arm].label,
-                    BY_NAME[base].label,
-                    f"{100 * (result.difference or 0.0):+.1f}",
-                    "none: all seeds differ alike" if low is None else f"{low:+.1f} to {high:+.1f}",
-                    "" if result.p is None else f"{result.p:.4f}",
-                    f"{holm:.4f}",
-                    words,
-                )
-            )
-    head = ("measure", "arm", "against", "difference, points", "95 % interval", "p, exact", "p, Holm", "verdict")
-    return f"The declared comparisons, over {seeds} paired seeds:\n\n{table(head, rows)}"
-
-
-def _measures(game: GameReport) -> dict[str, dict[str, list[float]]]:
-    return {
-        "success after the budget": {arm.name: [run.success for run in game.of(arm.name)] for arm in ARMS},
-        "area under the curve": {arm.name: [run.area for run in game.of(arm.name)] for arm in ARMS},
-    }
-
-
-def _arms(game: GameReport) -> str:
-    if not game.whole_seeds:
+def _tell_arms(environment: EnvironmentReport) -> str:
+    if not environment.whole_seeds:
         return ""
-    starts = {result.task.seed: result.success for result in game.starts}
+    starts = {run.task.seed: run.success for run in environment.starts if run.task.split == "test"}
     rows = []
-    for arm in ARMS:
-        runs = game.of(arm.name)
+    for arm in environment.arms:
+        runs = environment.list_results(arm)
         values = [100 * run.success for run in runs]
         rows.append(
             (
-                arm.label,
+                BY_NAME[arm].label,
                 f"{runs[0].task.learning_rate:g}",
                 f"{fmean(values):.1f}",
                 f"{stdev(values):.1f}" if len(values) > 1 else "",
@@ -234,26 +270,26 @@ def _arms(game: GameReport) -> str:
         )
     costs = ("tokens", "updates", "live groups a round")
     head = ("arm", "learning rate", "success, %", "sd", "by seed", "minus start", "area, %", *costs)
-    return f"All arms over the whole seeds (tokens, updates and live groups are means):\n\n{table(head, rows)}"
+    return f"All arms over {len(environment.whole_seeds)} whole seeds (means):\n\n{table(head, rows)}"
 
 
-def _curve(game: GameReport) -> str:
-    if not game.whole_seeds:
+def _tell_curve(environment: EnvironmentReport) -> str:
+    if not environment.whole_seeds:
         return ""
-    grid = [game.budget * (2 * point + 1) // (2 * _CURVE_POINTS) for point in range(_CURVE_POINTS)]
+    grid = [environment.budget * (2 * point + 1) // (2 * _CURVE_POINTS) for point in range(_CURVE_POINTS)]
     rows = [
         (
-            BY_NAME[arm.name].label,
-            *(f"{100 * fmean(success_at(run, at) for run in game.of(arm.name)):.0f}" for at in grid),
+            BY_NAME[arm].label,
+            *(f"{100 * fmean(read_success(run, at) for run in environment.list_results(arm)):.0f}" for at in grid),
         )
-        for arm in ARMS
+        for arm in environment.arms
     ]
     head = ("tokens, thousands", *(f"{at / 1000:g}" for at in grid))
     return f"Success of the collected rollouts in %, by the tokens collected until then:\n\n{table(head, rows)}"
 
 
-def success_at(run: Result, tokens: int) -> float:
-    """Success of the round that was being collected after so many tokens; of the last one beyond its end."""
+def read_success(run: Result, tokens: int) -> float:
+    """Return the success of the round that was under way after so many tokens; beyond the end, of the last one."""
     collected_before = 0
     for each in run.rounds:
         collected_before += each.tokens

@@ -2,32 +2,35 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Task(BaseModel):
-    """A run: an arm on a game, with a seed and a learning rate, evaluated on a fold that it does not train on."""
+    """A run: an arm on an environment, with a seed and a learning rate, evaluated on a split it does not train on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    game: str
+    environment: str
     arm: str
     seed: int
     learning_rate: float
     """0: the start weights as they are."""
-    fold: Literal["dev", "test"]
-    """dev: chooses learning rates. test: is compared."""
+    split: Literal["dev", "test"]
+    """dev: pilots, learning rates and the gate. test: is compared."""
+    changes: dict[str, Any] = {}
+    """Fields of the regime that a pilot changes."""
 
     @property
     def name(self) -> str:
-        """Of its file, and of its run in the lake."""
-        return f"{self.game}-{self.arm}-{self.seed}-{self.learning_rate:g}-{self.fold}"
+        """Return the name of its file, and of its run in the lake."""
+        changes = "".join(f"-{name}={value}" for name, value in sorted(self.changes.items()))
+        return f"{self.environment}-{self.arm}-{self.seed}-{self.learning_rate:g}-{self.split}{changes}"
 
 
 class Round(BaseModel):
-    """A round of a run: its rollouts, before the update that they were for."""
+    """A round of a run: its rollouts, and the update that they were for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,10 +40,14 @@ class Round(BaseModel):
     """Share of the rollouts."""
     live_groups: int
     """Groups whose siblings did not all score the same."""
+    steps: float | None = None
+    """Mean actions of a rollout."""
+    entropy: float | None = None
+    """Of the policy at the first update of the round, in nats per token."""
 
 
 class Result(BaseModel):
-    """What a run came to."""
+    """The outcome of a run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,21 +60,20 @@ class Result(BaseModel):
     seconds: float = 0.0
     """On the clock, other work beside it included."""
     cpu_seconds: float = 0.0
-    """Of this process; the games' own process is not counted."""
 
     @property
     def tokens(self) -> int:
-        """Collected."""
+        """Return the collected tokens."""
         return sum(each.tokens for each in self.rounds)
 
     @property
     def success(self) -> float:
-        """Of the final weights."""
+        """Return the success of the final weights."""
         return self.successes / self.worlds
 
     @property
     def area(self) -> float:
-        """Success of the collected rollouts, averaged over the collected tokens."""
+        """Return the success of the collected rollouts, averaged over the collected tokens."""
         return sum(each.tokens * each.success for each in self.rounds) / self.tokens
 
 
@@ -78,23 +84,23 @@ class Results:
         self._folder = folder
 
     def get(self, task: Task) -> Result | None:
-        """What a run came to; None if it has not ended."""
+        """Return the outcome of a run; None if it has not ended."""
         path = self._folder / f"{task.name}.json"
         return Result.model_validate_json(path.read_text()) if path.exists() else None
 
     def read_ended(self, task: Task) -> Result:
-        """What a run came to. Raises ValueError: it has not ended."""
+        """Return the outcome of a run. Raises ValueError: it has not ended."""
         stored = self.get(task)
         if stored is None:
             raise ValueError(f"run {task.name} is missing; run the study again")
         return stored
 
     def missing(self, tasks: Iterable[Task]) -> list[Task]:
-        """Those that have not ended, in order."""
+        """Return the runs that have not ended, in order."""
         return [task for task in tasks if self.get(task) is None]
 
     def add(self, result: Result) -> None:
-        """Keep a result; a kill leaves the whole file or none."""
+        """Store a result; a kill leaves the whole file or none."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{result.task.name}.json"
         partial = path.with_suffix(".partial")

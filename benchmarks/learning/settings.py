@@ -1,115 +1,146 @@
-"""What the study is: games, sizes, seeds and budgets, fixed before anything is compared. docs/learning.md says why."""
+"""The study: environments, sizes, seeds and budgets, fixed before anything is compared (docs/learning.md)."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from benchmarks.learning.arms import ARMS, Arm
 from trainer.config import ScheduleConfig, TrainConfig
-from trainer.losses.grpo import GRPOLoss
 
-TUNING_SEED = 100
-"""Seed of the runs that choose learning rates: none of the seeds that are compared."""
+TUNING_SEEDS = (100, 101)
+"""Seeds of the runs that choose learning rates and open the gate: none of the seeds that are compared."""
+GATE = 0.20
+"""What every arm must gain over its start, as a share of the held-out starts, for an environment to be compared."""
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Game(_Frozen):
-    """A game of textworld-express."""
+class Regime(_Frozen):
+    """Sizes of model, start and updates. The defaults are those of docs/learning.md; a pilot changes some."""
 
-    name: str
-    """As the package calls it."""
-    label: str
-    properties: dict[str, int]
-    """Of the worlds that are drawn."""
-    horizon: int
-    """Actions after which an episode is cut off."""
-    skipped: tuple[str, ...]
-    """Actions that gold paths open with and that tell nothing which the first message does not."""
-
-    @property
-    def env(self) -> str:
-        """As `--env` names it."""
-        return f"textworld-express:{self.name}"
-
-    def arguments(self, split: str) -> dict[str, Any]:
-        """As `--env-arg` gives them; `split` is the package's fold."""
-        return {"split": split, "max_steps": self.horizon, "show_state": True, **self.properties}
-
-
-COIN = Game(
-    name="coin",
-    label="coin, 10 rooms with doors",
-    properties={"numLocations": 10, "includeDoors": 1},
-    horizon=25,
-    skipped=("look around",),
-)
-MAP_READER = Game(
-    name="mapreader",
-    label="mapreader, 5 rooms",
-    properties={"numLocations": 5, "maxDistanceApart": 2},
-    horizon=30,
-    skipped=("look around", "task"),
-)
-GAMES = {game.name: game for game in (COIN, MAP_READER)}
-
-
-class Settings(_Frozen):
-    """The defaults are those of docs/learning.md."""
-
-    traces: int = 400
-    """Gold paths that are cloned, each of another world of the fold `train`."""
-    vocabulary: int = 1024
-    """Token ids of a game's tokenizer, at most."""
-    layers: int = 3
+    layers: int = 2
     heads: int = 3
     """Of 32 dimensions each: the width of the model is 96."""
-    clone_epochs: int = 5
+    traces: int = 800
+    """Episodes of the noisy script that are cloned."""
+    noise: float = Field(0.7, ge=0, le=1)
+    """Share of the script's actions that are random."""
+    clone_epochs: int = 4
     """Passes over the traces."""
     clone_rate: float = 3e-3
     """Learning rate of cloning."""
-    groups: int = 8
+    groups: int = 16
     """Worlds of a round."""
     group_size: int = 8
     """Siblings of a world."""
     minibatches: int = 4
     """Updates of a round."""
-    tokens: int = 300_000
+    entropy: float = 0.02
+    """Coefficient of the entropy bonus."""
+    weighs: Literal["tokens", "episodes"] = "tokens"
+    """What has equal weight in the mean of a loss."""
+    schedule: Literal["constant", "linear"] = "constant"
+    tokens: int = 600_000
     """Budget of a run: collected tokens, prompts and answers; the round that reaches it is its last."""
-    tuning_tokens: int = 150_000
-    """The same of a run that chooses a learning rate."""
     held_out: int = Field(200, ge=1)
-    """Worlds that final weights are measured on, one rollout each."""
-    anchor_groups: int = 32
-    """Worlds that start weights play for the table of state normalisations."""
-    seeds: int = Field(8, ge=1, le=20)
-    """Paired seeds that are compared."""
+    """Rollouts of the final weights on worlds of another split, one rollout each."""
 
-    def training(self, model: str, learning_rate: float, seed: int) -> TrainConfig:
-        """The updates of a run."""
-        return TrainConfig(
-            model=model,
-            loss=GRPOLoss(),
-            minibatches=self.minibatches,
-            learning_rate=learning_rate,
-            schedule=ScheduleConfig(shape="constant", warmup_fraction=0.0),
-            seed=seed,
-            threads=1,
-            keep_last=1,
+    def training(self, model: str, learning_rate: float, seed: int, arm: Arm) -> TrainConfig:
+        """Return the updates of a run.
+
+        Args:
+            model: folder of the start weights.
+            learning_rate: learning rate of AdamW.
+            seed: seed of the order of episodes.
+            arm: its loss gets the regime's entropy bonus, if it has one.
+        """
+        loss = dict(arm.loss)
+        if loss["name"] == "ppo":
+            loss |= {"entropy_coefficient": self.entropy}
+        if self.weighs == "episodes":
+            loss |= {"unit": "episode", "aggregation": "unit_mean_token_mean"}
+        return TrainConfig.model_validate(
+            {
+                "model": model,
+                "loss": loss,
+                "where": arm.where,
+                "tokens": "engine",
+                "minibatches": self.minibatches,
+                "token_budget": 8192,
+                "learning_rate": learning_rate,
+                "schedule": ScheduleConfig(shape=self.schedule, warmup_fraction=0.0),
+                "seed": seed,
+                "threads": 1,
+                "keep_last": 1,
+                **arm.trainer,
+            }
         )
 
 
-SMALL = Settings(
-    traces=40,
-    clone_epochs=2,
-    groups=2,
-    group_size=4,
-    minibatches=2,
-    tokens=1,
-    tuning_tokens=1,
-    held_out=4,
-    anchor_groups=4,
+class Environment(_Frozen):
+    """An environment of the study and what differs there from the regime."""
+
+    name: str
+    """Name in `worlds.PUZZLES`."""
+    label: str
+    changes: dict[str, Any] = {}
+    """Fields of the regime."""
+
+    @property
+    def env(self) -> str:
+        """Return its name for `--env`."""
+        return f"benchmarks.learning.worlds:{self.name.replace('-', '_')}"
+
+    def regime(self, changes: dict[str, Any]) -> Regime:
+        """Return the regime with the environment's changes and others."""
+        return Regime.model_validate({**self.changes, **changes})
+
+
+ENVIRONMENTS = {
+    environment.name: environment
+    for environment in (
+        Environment(name="taxi", label="Taxi", changes={"noise": 0.5}),
+        Environment(name="door-key", label="MiniGrid DoorKey 6x6", changes={"noise": 0.4, "tokens": 800_000}),
+        Environment(name="frozen-lake", label="FrozenLake 8x8", changes={"noise": 0.3, "traces": 1500}),
+        Environment(name="slippery-lake", label="FrozenLake 5x5, slippery", changes={"noise": 0.4, "traces": 1500}),
+        Environment(name="sokoban-1", label="Sokoban 6x6, one box", changes={"noise": 0.3, "traces": 1500}),
+        Environment(name="sokoban-2", label="Sokoban 6x6, two boxes", changes={"noise": 0.2, "traces": 1500}),
+        Environment(name="key-corridor", label="MiniGrid KeyCorridor S3R2", changes={"noise": 0.5}),
+    )
+}
+"""By name, in the order of the study."""
+
+
+class Plan(_Frozen):
+    """What is run on each environment. The defaults are those of docs/learning.md."""
+
+    environments: tuple[str, ...] = ("taxi", "door-key", "frozen-lake", "slippery-lake")
+    """Those that pilots showed to learn; the others are candidates."""
+    arms: tuple[str, ...] = tuple(arm.name for arm in ARMS)
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    """Learning rates that are tried for each arm."""
+    seeds: int = Field(10, ge=1, le=20)
+    """Paired seeds that are compared."""
+    gate: float = GATE
+    changes: dict[str, Any] = {}
+    """Fields of the regime, for all runs."""
+
+
+SMALL = Plan(
+    arms=("grpo", "gigpo", "gae", "bc-exp"),
+    rates=(1e-3,),
     seeds=2,
+    gate=-1.0,
+    changes={
+        "traces": 40,
+        "clone_epochs": 1,
+        "groups": 2,
+        "group_size": 4,
+        "minibatches": 2,
+        "tokens": 1,
+        "held_out": 4,
+    },
 )
 """Shows that everything works together; its figures mean nothing."""

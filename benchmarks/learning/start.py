@@ -1,68 +1,55 @@
-"""The weights that every arm of a seed starts from: fresh ones of that seed, which cloned the game's gold paths."""
+"""The weights that every arm of a seed starts from: fresh ones of that seed, which cloned the noisy script."""
 
+import hashlib
+import os
 import shutil
 from pathlib import Path
 
 import lake
-from benchmarks.learning.settings import Game, Settings
-from benchmarks.learning.tokenizer import build_tokenizer
-from benchmarks.learning.traces import RUN, record_traces
-from lake.lake import Lake
+from benchmarks.learning.play import TRACES, record_traces
+from benchmarks.learning.settings import Environment, Regime
+from benchmarks.learning.worlds import list_words
 from trainer.config import TrainConfig
-from trainer.online.demo import TinyPolicyConfig, build_model
+from trainer.losses.sft import SFT
+from trainer.online.demo import TinyPolicyConfig, save_policy
 from trainer.runs.offline import make_deterministic, train
 
-_MESSAGES = f"""
-SELECT s.state, s.action FROM steps AS s JOIN episodes AS e USING (episode_id)
-WHERE e.run_id = '{RUN}' ORDER BY e.seed, s.step_index
-"""
-MAX_POSITIONS = 2048
+_OF_START = ("layers", "heads", "traces", "noise", "clone_epochs", "clone_rate")
+"""Fields of the regime that start weights depend on."""
 
 
-def gold_lake(out: Path, settings: Settings, game: Game) -> Lake:
-    """The lake of a game's traces, recorded if they are not there."""
-    lk = lake.open(out / game.name / "lake", create=True)
-    if lk.sql("SELECT count(*) FROM episodes WHERE run_id = ?", [RUN]).item() == 0:
-        record_traces(lk, game, settings.traces)
-    return lk
-
-
-def start_weights(out: Path, settings: Settings, game: Game, seed: int) -> Path:
-    """Folder of a seed's start weights, made if it is not there."""
-    folder = out / game.name / f"start-{seed}"
-    if (folder / "done").exists():
-        return folder / "final"
-    lk = gold_lake(out, settings, game)
-    for model_folder in (folder, fresh := out / game.name / f"fresh-{seed}"):
-        shutil.rmtree(model_folder, ignore_errors=True)
-    _fresh(lk, settings, seed, fresh)
+def start_weights(out: Path, environment: Environment, regime: Regime, seed: int) -> Path:
+    """Return the folder of a seed's start weights; they are made if they are not there."""
+    document = regime.model_dump_json(include=set(_OF_START))
+    digest = hashlib.sha256(document.encode()).hexdigest()[:8]
+    folder = out / "starts" / f"{environment.name}-{seed}-{digest}"
+    if folder.exists():
+        return folder / "run" / "final"
+    # Two runs of a seed may make them at the same time; equal settings give equal weights.
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    lk = lake.open(partial / "lake", create=True)
+    record_traces(lk, environment, regime, seed)
+    shape = TinyPolicyConfig(
+        num_layers=regime.layers, num_heads=regime.heads, intermediate_size=192, max_positions=4096
+    )
+    save_policy(partial / "fresh", list_words(environment.name), shape, seed)
     config = TrainConfig(
-        model=str(fresh),
-        loss="sft",
-        where=f"run_id = '{RUN}' AND env_return >= 1",
-        epochs=settings.clone_epochs,
-        learning_rate=settings.clone_rate,
+        model=str(partial / "fresh"),
+        loss=SFT(),
+        where=f"run_id = '{TRACES}'",
+        epochs=regime.clone_epochs,
+        learning_rate=regime.clone_rate,
         episodes_per_step=16,
         seed=seed,
         checkpoint_every=1_000_000,
         threads=1,
     )
     make_deterministic(config)
-    model = train(lk, config, folder, run_id=folder.name).model
-    (folder / "done").touch()
-    return model
-
-
-def _fresh(lk: Lake, settings: Settings, seed: int, folder: Path) -> None:
-    """Random weights of a seed, with the game's tokenizer."""
-    rows = lk.sql(_MESSAGES)
-    tokenizer = build_tokenizer([text for row in rows.iter_rows() for text in row if text], settings.vocabulary)
-    shape = TinyPolicyConfig(
-        num_layers=settings.layers,
-        num_heads=settings.heads,
-        intermediate_size=256,
-        initializer_range=0.05,
-        max_positions=MAX_POSITIONS,
-    )
-    build_model(tokenizer, shape, seed).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    train(lk, config, partial / "run", run_id=f"start-{seed}")
+    shutil.rmtree(partial / "lake")
+    try:
+        partial.rename(folder)
+    except OSError:
+        shutil.rmtree(partial)
+    return folder / "run" / "final"

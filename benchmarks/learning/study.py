@@ -1,27 +1,27 @@
-"""The whole study: start weights, state normalisations, learning rates on the tuning seed, then the comparison."""
+"""The whole study: start weights, learning rates and the gate on tuning seeds, then the comparison."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
 
-from benchmarks.learning.anchors import anchor_table
-from benchmarks.learning.arms import ARMS, RATES, START
+from benchmarks.learning.arms import START
 from benchmarks.learning.results import Result, Results, Task
 from benchmarks.learning.runs import run_task
-from benchmarks.learning.settings import TUNING_SEED, Game, Settings
+from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, Plan
 
 Say = Callable[[str], None]
 
 
-def run_study(out: Path, settings: Settings, games: Sequence[Game], *, processes: int, say: Say) -> None:
-    """Run what is missing, game after game.
+def run_study(out: Path, plan: Plan, environments: Sequence[Environment], *, processes: int, say: Say) -> None:
+    """Run what is missing, environment after environment.
 
     Args:
-        out: folder of the study: results/, anchors/, and for each game its lake and start weights.
-        settings: sizes and seeds.
-        games: which.
+        out: folder of the study: results/, starts/ and the runs that are under way.
+        plan: seeds and changes of the regime.
+        environments: environments of the study.
         processes: runs at a time.
         say: takes a line of progress.
     """
@@ -30,70 +30,104 @@ def run_study(out: Path, settings: Settings, games: Sequence[Game], *, processes
         pool = None
         if processes > 1:
             context = multiprocessing.get_context("spawn")
-            pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context))
-        for game in games:
-            anchor_table(out, settings, game)
-            say(f"{game.label}: state normalisations are measured")
-            for tasks in stages(settings, game, results):
+            pool = stack.enter_context(ProcessPoolExecutor(processes, context, initializer=silence_bars))
+        for environment in environments:
+            for tasks in stages(plan, environment, results):
                 missing = results.missing(tasks)
-                for number, result in enumerate(_run_all(out, settings, missing, pool, say), start=1):
+                for number, result in enumerate(_run_all(out, missing, pool, say), start=1):
                     results.add(result)
-                    say(f"{number}/{len(missing)} {_line(result)}")
+                    say(f"{number}/{len(missing)} {_describe(result)}")
+            if not passes_gate(plan, environment, results):
+                say(f"{environment.label}: an arm gains less than {GATE:.0%} on tuning seeds; it is not compared")
 
 
-def stages(settings: Settings, game: Game, results: Results) -> Iterator[list[Task]]:
-    """What there is to run on a game, stage by stage: a later one rests on the results of those before."""
-    # Start weights are made by the first run that needs them, so their own measurement comes first and alone.
-    yield start_tasks(settings, game)
-    yield tuning_tasks(game)
-    yield compared_tasks(settings, game, results)
+def stages(plan: Plan, environment: Environment, results: Results) -> Iterator[list[Task]]:
+    """Return the runs of an environment, stage by stage: a later one rests on the results of those before."""
+    # Start weights are made by the first run that needs them, so their own measurement comes first.
+    yield start_tasks(plan, environment, TUNING_SEEDS, "dev")
+    yield tuning_tasks(plan, environment)
+    yield gate_tasks(plan, environment, results)
+    if passes_gate(plan, environment, results):
+        yield start_tasks(plan, environment, range(plan.seeds), "test")
+        yield compared_tasks(plan, environment, results)
 
 
-def start_tasks(settings: Settings, game: Game) -> list[Task]:
-    """The start weights of every seed, as they are."""
-    return [
-        Task(game=game.name, arm=START, seed=seed, learning_rate=0.0, fold="test") for seed in range(settings.seeds)
-    ]
+def start_tasks(plan: Plan, environment: Environment, seeds: Sequence[int], split: str) -> list[Task]:
+    """Return the measurements of start weights as they are."""
+    return [_task(plan, environment, START, seed, 0.0, split) for seed in seeds]
 
 
-def tuning_tasks(game: Game) -> list[Task]:
-    """Every arm with every learning rate, on a seed that is not compared and another fold than the comparison's."""
-    return [
-        Task(game=game.name, arm=arm.name, seed=TUNING_SEED, learning_rate=rate, fold="dev")
-        for rate in RATES
-        for arm in ARMS
-    ]
+def tuning_tasks(plan: Plan, environment: Environment) -> list[Task]:
+    """Return every arm with every learning rate, on the first tuning seed and the split `dev`."""
+    return [_task(plan, environment, arm, TUNING_SEEDS[0], rate, "dev") for rate in plan.rates for arm in plan.arms]
 
 
-def chosen_rate(game: Game, arm: str, results: Results) -> float:
-    """The learning rate with the highest success on the tuning seed; the smaller of equals."""
-    tried = [task for task in tuning_tasks(game) if task.arm == arm]
+def choose_rate(plan: Plan, environment: Environment, arm: str, results: Results) -> float:
+    """Return the learning rate with the highest success on the tuning seed; the smaller of equals."""
+    tried = [task for task in tuning_tasks(plan, environment) if task.arm == arm]
     return max(tried, key=lambda task: (results.read_ended(task).success, -task.learning_rate)).learning_rate
 
 
-def compared_tasks(settings: Settings, game: Game, results: Results) -> list[Task]:
-    """Seed after seed, all arms of a seed together: whenever the study is stopped, whole pairs are there."""
-    rates = {arm.name: chosen_rate(game, arm.name, results) for arm in ARMS}
+def gate_tasks(plan: Plan, environment: Environment, results: Results) -> list[Task]:
+    """Return every arm at its learning rate on all tuning seeds; those of the first are there already."""
     return [
-        Task(game=game.name, arm=arm, seed=seed, learning_rate=rate, fold="test")
-        for seed in range(settings.seeds)
-        for arm, rate in rates.items()
+        _task(plan, environment, arm, seed, choose_rate(plan, environment, arm, results), "dev")
+        for seed in TUNING_SEEDS
+        for arm in plan.arms
     ]
 
 
-def _run_all(
-    out: Path, settings: Settings, tasks: Sequence[Task], pool: ProcessPoolExecutor | None, say: Say
-) -> Iterator[Result]:
+def gains_over_start(plan: Plan, environment: Environment, results: Results) -> dict[str, float]:
+    """Return the mean gain of each arm over its start on the tuning seeds, by arm."""
+    starts = {
+        task.seed: results.read_ended(task).success for task in start_tasks(plan, environment, TUNING_SEEDS, "dev")
+    }
+    gains: dict[str, list[float]] = {}
+    for task in gate_tasks(plan, environment, results):
+        gains.setdefault(task.arm, []).append(results.read_ended(task).success - starts[task.seed])
+    return {arm: fmean(differences) for arm, differences in gains.items()}
+
+
+def passes_gate(plan: Plan, environment: Environment, results: Results) -> bool:
+    """Return whether every arm gains enough for the environment to be compared."""
+    return min(gains_over_start(plan, environment, results).values()) >= plan.gate
+
+
+def compared_tasks(plan: Plan, environment: Environment, results: Results) -> list[Task]:
+    """Return the comparison, all arms of a seed together: whenever the study is stopped, whole pairs are there."""
+    rates = {arm: choose_rate(plan, environment, arm, results) for arm in plan.arms}
+    return [
+        _task(plan, environment, arm, seed, rate, "test") for seed in range(plan.seeds) for arm, rate in rates.items()
+    ]
+
+
+def _task(plan: Plan, environment: Environment, arm: str, seed: int, rate: float, split: str) -> Task:
+    document = {"environment": environment.name, "arm": arm, "seed": seed, "learning_rate": rate, "split": split}
+    return Task.model_validate({**document, "changes": plan.changes})
+
+
+def _run_all(out: Path, tasks: Sequence[Task], pool: ProcessPoolExecutor | None, say: Say) -> Iterator[Result]:
     """Run tasks here, or in processes of their own; results come as they are done."""
     if pool is None:
-        yield from (run_task(out, settings, task, say) for task in tasks)
+        yield from (run_task(out, task, say) for task in tasks)
         return
-    for future in as_completed([pool.submit(run_task, out, settings, task, print) for task in tasks]):
+    for future in as_completed([pool.submit(run_task, out, task, _drop) for task in tasks]):
         yield future.result()
 
 
-def _line(result: Result) -> str:
+def silence_bars() -> None:
+    """Switch off the bars that transformers draws for each model."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _drop(_: str) -> None:
+    """Drop a line of progress: two processes would mix theirs."""
+
+
+def _describe(result: Result) -> str:
     return (
         f"{result.task.name}: success {result.success:.3f}, {result.tokens} tokens, {result.optimizer_steps} updates, "
-        f"{result.seconds:.0f} s"
+        f"{result.cpu_seconds:.0f} processor seconds"
     )
