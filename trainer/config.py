@@ -5,9 +5,9 @@ line options win over the section `[trainer]` of a TOML file, which wins over th
 """
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from lake.settings import FrozenModel
 from trainer.losses import AnyLoss
@@ -55,6 +55,19 @@ class LoRAConfig(FrozenModel):
     """The adapters' output is scaled by alpha / rank."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Names of the linear layers that get adapters, for example q_proj; all-linear: all but the LM head."""
+
+
+class ValueConfig(FrozenModel):
+    """A value head: a linear layer on the last hidden state of each step's prompt, which starts at 0.
+
+    Its target is the lambda-return of the credit: `a_step` of `gae`, plus the value that `gae` subtracted. The head is
+    in checkpoints and not in exported models.
+    """
+
+    coefficient: float = Field(0.5, gt=0)
+    """Weight of the mean squared error of the values, which is added to the loss."""
+    detach: bool = False
+    """Train the head alone by that error, and not the model below it."""
 
 
 class LossScaleConfig(FrozenModel):
@@ -173,6 +186,8 @@ class TrainConfig(FrozenModel):
     third slower. selective: keep matrix products and attention, too."""
     lora: LoRAConfig | None = None
     """Train low-rank adapters instead of the weights; needs the extra trajlake[lora]."""
+    value: ValueConfig | None = None
+    """Train a value head (a critic) with the policy, for the estimator gae; None: no critic."""
     reference: str | None = None
     """Reference model, for losses that need reference log-probabilities; None: the model before the first update."""
     where: str | None = None
@@ -250,6 +265,15 @@ class TrainConfig(FrozenModel):
     @classmethod
     def _choose_device(cls, device: str) -> str:
         return choose_device(device)
+
+    @model_validator(mode="after")
+    def _check_value(self) -> Self:
+        if self.value is not None and not self.loss.needs.advantages:
+            raise ValueError(
+                f"[trainer.value] has no effect with the loss {self.loss.name}, which reads no advantages: leave it "
+                f"out, or choose ppo"
+            )
+        return self
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -27,6 +27,10 @@ METRICS = {
     "loss": "The loss of the optimizer step, averaged as the configuration says (aggregation, unit).",
     "logprob": "Mean log-probability of the trained tokens, in nats.",
     "entropy": "Mean entropy of the next-token distribution at the trained tokens, in nats; low: a collapsed policy.",
+    "value_loss": "Value head: mean squared error of the values of the trained steps, before its coefficient.",
+    "value_target": "Value head: mean target, the lambda-return of the credit.",
+    "explained_variance": "Value head: 1 - Var(target - value) / Var(target) over the trained steps; 1: values are "
+    "exact, 0: no better than a constant. The first update of a round shows the values that its advantages come from.",
     "advantage": "Mean advantage over the trained tokens, as the loss got it.",
     "reward": "Mean score of the optimizer step's episodes with a known score: the score that advantages come "
     "from (`[loop.credit] score`, `trajlake credit --score`); without advantages `episodes.env_return`.",

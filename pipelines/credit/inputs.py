@@ -61,6 +61,8 @@ from pipelines.credit.steps import COMPONENT, InputNeeds, Ints, Segments
 ENV_REWARD = "env_reward"
 REWARD_JOB = "reward_job"
 """Column: the job whose step scores are the episode's rewards."""
+VALUE_JOB = "value_job"
+"""Column: the job whose step scores are the episode's values."""
 SPARE = "spare"
 """Column: planned siblings of the episode's round beyond the group size, without the left-out ones."""
 _STEP_COLUMNS = ("episode_id", "step_index", "reward", "is_active", "is_action_valid")
@@ -146,8 +148,8 @@ class CreditInputs:
     episodes: pl.DataFrame
     """One row per episode, sorted by (group_id, episode_id): episode_id, group_id (the job's), collected_group_id,
     run_id, status, write_id, num_steps, episode_score, a float64 column `score_<name>` per component (a scorer or
-    reward that the estimator weights), `reward_job` where step rewards come from a scorer, and `spare` where some round
-    was oversampled."""
+    reward that the estimator weights), `reward_job` where step rewards come from a scorer, `value_job` and
+    `final_value_estimate` where values do, and `spare` where some round was oversampled."""
     groups: pl.DataFrame
     """Result of `hash_groups`."""
     scorer_versions: dict[str, str]
@@ -165,7 +167,8 @@ def read_inputs(snapshot: Snapshot, config: CreditConfig, notice: Callable[[str]
     """
     sources, components = config.sources, config.needs.components
     episodes = _select_episodes(snapshot, sources)
-    names = dict.fromkeys((sources.score, sources.rewards, *components))
+    critic = config.needs.values
+    names = dict.fromkeys((sources.score, sources.rewards, *components, critic or ENV_REWARD))
     scorers = [name for name in names if name not in (ENV_RETURN, ENV_REWARD)]
     # A scorer may have the name env_return too.
     namesakes = [ENV_RETURN] if sources.score == ENV_RETURN and notice is not None else []
@@ -182,6 +185,10 @@ def read_inputs(snapshot: Snapshot, config: CreditConfig, notice: Callable[[str]
         step_scores = scores.of_steps(sources.rewards).rename({"job_id": REWARD_JOB})
         episodes = episodes.join(step_scores, on="episode_id", how="left")
         step_values = int(episodes["step_values"].sum())
+    if critic is not None:
+        jobs = scores.of_steps(critic).select("episode_id", pl.col("job_id").alias(VALUE_JOB))
+        finals = scores.episodes[critic].select("episode_id", pl.col("score").alias("final_value_estimate"))
+        episodes = episodes.join(jobs.join(finals, on="episode_id"), on="episode_id", how="left")
     episodes = episodes.drop("env_return", "step_values", strict=False).sort("group_id", "episode_id")
     group_count = episodes["group_id"].n_unique()
     if group_count == episodes.height and needs_siblings(config.estimator):
@@ -191,7 +198,8 @@ def read_inputs(snapshot: Snapshot, config: CreditConfig, notice: Callable[[str]
             "8`), compare by other groups (`trajlake group -h`, --grouping), or use "
             f"{suggest_for_lone_episodes(config.estimator)}"
         )
-    groups = hash_groups(episodes, of_batch=not config.estimator.incremental, checks=config.checks)
+    of_batch = getattr(config.estimator, "batch_key", None) is not None
+    groups = hash_groups(episodes, of_batch=of_batch, checks=config.checks)
     if notice is not None:
         if version := scores.versions.get(ENV_RETURN) if namesakes else None:
             notice(
@@ -354,7 +362,7 @@ def cut_ranges(
     steps = int(episodes["num_steps"].sum())
     rows = None if key == ALL else compute_rows_per_range(steps, budget, workers)
     units = None if key in (None, ALL) else find_batch_units(inputs.snapshot, episodes, key)
-    judgements = () if config.sources.rewards == ENV_REWARD else ("scores",)
+    judgements = () if config.sources.rewards == ENV_REWARD and config.needs.values is None else ("scores",)
     longest = steps
     if rows is not None:
         unit_rows = episodes.with_columns(unit="group_id") if units is None else episodes.join(units, on="group_id")

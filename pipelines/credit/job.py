@@ -45,6 +45,7 @@ from pipelines.credit.inputs import (
     ENV_REWARD,
     MEMORY_GB,
     REWARD_JOB,
+    VALUE_JOB,
     CreditConfig,
     CreditInputs,
     GroupChanges,
@@ -289,20 +290,23 @@ def read_range(task: RangeTask, part: Range) -> tuple[pl.DataFrame, pl.DataFrame
     if (episodes["status"] != "completed").any():  # an absent column means completed
         episode_columns.append("status")
     steps = arrange_steps(steps, episodes, list(dict.fromkeys(episode_columns)))
-    if task.rewards != ENV_REWARD:
-        # A scorer's values are the rewards; NULL for steps without a value.
+    of_rewards = None if task.rewards == ENV_REWARD else task.rewards
+    for column, scorer, job in (("reward", of_rewards, REWARD_JOB), ("value_estimate", task.needs.values, VALUE_JOB)):
+        if scorer is None:
+            continue
+        # A scorer's scores replace the column; NULL for steps without a score.
         scores = read_rows(
             "scores",
             part.files["scores"],
             options,
             ("episode_id", "step_index", "job_id", "value"),
             part.episodes,
-            keep=(pl.col("scorer") == task.rewards.partition("@")[0]) & pl.col("step_index").is_not_null(),
+            keep=(pl.col("scorer") == scorer.partition("@")[0]) & pl.col("step_index").is_not_null(),
         )
-        reward_jobs = part.episodes.select("episode_id", job_id=REWARD_JOB)
-        rewards = scores.join(reward_jobs, on=["episode_id", "job_id"], how="semi")
-        rewards = rewards.select("episode_id", "step_index", reward="value")
-        steps = steps.drop("reward").join(rewards, on=["episode_id", "step_index"], how="left", maintain_order="left")
+        jobs = part.episodes.select("episode_id", job_id=job)
+        scores = scores.join(jobs, on=["episode_id", "job_id"], how="semi")
+        scores = scores.select("episode_id", "step_index", pl.col("value").alias(column))
+        steps = steps.drop(column).join(scores, on=["episode_id", "step_index"], how="left", maintain_order="left")
     return steps, episodes
 
 

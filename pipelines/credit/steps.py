@@ -47,6 +47,8 @@ class InputNeeds:
     """Names of scorers or rewards, whose scores are the columns `score_<name>`."""
     episode_score: bool = False
     """Whether the job's episode score is required."""
+    values: str | None = None
+    """Scorer whose scores replace `value_estimate` and `final_value_estimate`; None reads the columns."""
 
     @property
     def of_episodes(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -117,6 +118,20 @@ def test_gae_of_an_episode_that_was_cut_off_bootstraps() -> None:
     assert advantage("gae", valued("truncated", final=4.0)) == [4.5, 4.0, 3.0]
     assert advantage("gae", valued("truncated", final=4.0), truncated="mask") == [None] * 3
     assert advantage("gae", valued("truncated", final=4.0), truncated="exclude") == [None] * 3
+
+
+def test_gae_without_bootstrap_takes_a_limit_for_an_end() -> None:
+    expected = advantage("gae", valued("completed"), gamma=0.5, lam=0.5)
+    assert advantage("gae", valued("truncated", final=4.0), gamma=0.5, lam=0.5, bootstrap=False) == expected
+    assert advantage("gae", valued("truncated"), gamma=0.5, lam=0.5, bootstrap=False) == expected
+
+
+def test_gae_whitens_advantages_over_a_batch_and_keeps_them_in_a_step() -> None:
+    plain = advantage("gae", valued("completed"))
+    assert column("a_step", "gae", valued("completed"), batch_key="all") == plain
+    mean, deviation = np.mean(plain), np.std(plain, ddof=1)
+    whitened = [(number - mean) / (deviation + 1e-6) for number in plain]
+    assert advantage("gae", valued("completed"), batch_key="all") == pytest.approx(whitened)
 
 
 def test_gae_of_values_that_are_unknown() -> None:

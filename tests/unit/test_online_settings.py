@@ -126,7 +126,7 @@ def test_the_stage_before_has_the_machine_of_the_rounds_unless_it_says_otherwise
         ("awr", {}, True),
         ("awr", {"options": {"singleton": "raw"}}, False),
         ("awr", {"estimator": "rloo"}, True),
-        ("awr", {"estimator": "gae"}, False),
+        ("awr", {"estimator": "reinforce_pp", "options": {"batch_key": "collection_round"}}, False),
         ("dpo", {"estimator": "gae"}, True),
         ("sft", {}, False),
     ],
@@ -216,4 +216,4 @@ def test_the_files_of_the_guide_are_read(tmp_path: Path, text: str) -> None:
     settings = {} if "env =" in text or "prompts =" in text else {"loop": {"collect": {"player": {"env": "house"}}}}
     config_read = read_config(str(file), settings)
     assert config_read.loop.collect.model_fields_set
-    assert len(FILES) == 4
+    assert len(FILES) == 5

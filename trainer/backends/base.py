@@ -27,7 +27,8 @@ from trainer.backends.ranks import ALONE, Ranks
 from trainer.config import LossScaleConfig, OptimizerConfig
 from trainer.data.batch import PackedBatch
 from trainer.losses import Loss, LossRows
-from trainer.policy.model import PackedPolicy
+from trainer.losses.base import compute_value_loss, require
+from trainer.policy.model import PackedPolicy, leave_out_value_head
 
 
 class ScalerState(msgspec.Struct, frozen=True):
@@ -212,16 +213,22 @@ class PolicyBackend(FrozenPolicy, ABC):
 
         Returns:
             This rank's `loss` (weighted) and sums over the micro-batch's N without gradient: `logprob`, `entropy` if
-            the loss needs it, and the sums of the loss. Empty for a dummy.
+            the loss needs it, and the sums of the loss and of `compute_value_loss`. Empty for a dummy.
         """
         batch = batch.to(self.policy.device)
-        logprobs_N, entropy_N = self.policy.logprobs(batch, entropy=loss.needs.entropy)
+        logprobs_N, entropy_N, value_S = self.policy.score(batch, entropy=loss.needs.entropy)
         if batch.dummy:
-            self._backward(0.0 * logprobs_N.sum())
+            self._backward(0.0 * (logprobs_N.sum() + (0.0 if value_S is None else value_S.sum())))
             return {}
         result = loss.compute(loss_rows(batch, loss, logprobs_N, entropy_N, statistics))
-        self._backward(result.total)
-        sums = {"loss": result.total.detach(), "logprob": logprobs_N.detach().sum(), **result.sums}
+        total, sums = result.total, {"loss": result.total.detach(), "logprob": logprobs_N.detach().sum(), **result.sums}
+        if value_S is not None and self.policy.value is not None:
+            of_values = compute_value_loss(
+                value_S, require(batch.value_target_S, "targets"), require(batch.value_weight_S, "weights")
+            )
+            total = total + self.policy.value.coefficient * of_values.total
+            sums |= of_values.sums
+        self._backward(total)
         if entropy_N is not None:
             sums["entropy"] = entropy_N.detach().sum()
         return sums
@@ -293,13 +300,14 @@ class PolicyBackend(FrozenPolicy, ABC):
     def get_weights(self) -> dict[str, Tensor]:
         """Return the trained weights (with LoRA the adapters) by name, tied ones once; not copies on a single device.
 
-        Across ranks: whole tensors on rank 0, nothing elsewhere.
+        The value head, which only checkpoints hold, is not among them. Across ranks: whole tensors on rank 0, nothing
+        elsewhere.
         """
-        return self._gather_tensors(self.policy.trained_state())
+        return self._gather_tensors(leave_out_value_head(self.policy.trained_state()))
 
     def get_all_weights(self) -> dict[str, Tensor]:
         """Return all weights, also frozen ones, like `get_weights`."""
-        return self._gather_tensors(self.policy.state())
+        return self._gather_tensors(leave_out_value_head(self.policy.state()))
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Put weights into the model bit for bit; every rank passes whole tensors.

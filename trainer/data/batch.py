@@ -1,7 +1,7 @@
 """`PackedBatch`, the input of one forward and backward pass, and the flat arrays and memory that it is made of.
 
-Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss (one per trained action token). Ragged data is a
-flat array of values and an array with the start of each part.
+Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss (one per trained action token), `_S` its trained
+steps. Ragged data is a flat array of values and an array with the start of each part.
 
 Batches reuse memory once no tensor refers to it. One thread fills a batch and another drops it. The allocator would
 therefore return the memory to the system and fetch it again, page by page, for every optimizer step. That costs more
@@ -128,6 +128,12 @@ class PackedBatch:
     proximal_logprobs_N: Tensor | None = None
     """Log-probability of the target under the proximal policy, float32 [N]; filled before the update if that policy has
     other weights than the one in training."""
+    state_S: Tensor | None = None
+    """Index into T of the last token before a trained step's action, int64 [S]; None without a value head."""
+    value_target_S: Tensor | None = None
+    """Target of the step's value, float32 [S]; NaN where values are only read."""
+    value_weight_S: Tensor | None = None
+    """1 / number of trained steps of the optimizer step, float32 [S]."""
     dummy: bool = False
     """Placeholder with weight 0 for a rank without a micro-batch; running it keeps the collectives in step."""
 

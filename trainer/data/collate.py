@@ -4,7 +4,7 @@ A whole optimizer step is laid out at once, with every number relative to its mi
 of it, so each tensor is written once.
 
 Axes: `_M` members (token rows inside sequences, in buffer order), `_Q` sequences, `_T` tokens, `_C` context tokens,
-`_A` action tokens, `_N` trained tokens, `_U` units, `_B` micro-batches.
+`_A` action tokens, `_N` trained tokens, `_S` trained steps, `_U` units, `_B` micro-batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,6 +38,8 @@ class MemberColumns:
     temperature_M: Floats | None = None
     staleness_M: Floats | None = None
     """Age of its step in policy versions."""
+    value_target_M: Floats | None = None
+    """Target of its step's value; None without a value head."""
 
     def take(self, positions: Ints) -> "MemberColumns":
         """Return the members at some positions, in this order."""
@@ -61,6 +63,8 @@ class MemberWeights:
     """Number of each unit's pair in the buffer, ascending without gaps; None without pairs."""
     sign_U: Floats | None = None
     """+1 or -1 for each unit; None without preferences."""
+    value_weight: float = 0.0
+    """1 / number of trained steps of the whole optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,12 @@ def collate(
     if weights.unit_M is not None:
         unit_columns, sizes["U"] = _build_unit_columns(members, weights.unit_M, weights, member_B, allocate)
         columns |= unit_columns
+    if members.value_target_M is not None:
+        state_M = _subtract_origin(first_M[1:] - members.n_action_M - 1, first_M[member_B[:-1]], member_B)
+        columns["state_S"] = state_M[members.trained_M]
+        columns["value_target_S"] = members.value_target_M[members.trained_M]
+        columns["value_weight_S"] = np.full(len(columns["state_S"]), weights.value_weight, np.float32)
+        sizes["S"] = np.diff(compute_starts(members.trained_M)[member_B])
     views: dict[str, Any] = {}
     for name, column in columns.items():
         tensor = torch.from_numpy(column)
@@ -213,6 +223,7 @@ def make_dummy(
         advantage_M=None if members.advantage_M is None else zero,
         temperature_M=None if members.temperature_M is None else unity,
         staleness_M=None if members.staleness_M is None else zero,
+        value_target_M=None if members.value_target_M is None else zero,
     )
     token = np.zeros(1, np.int32)
     tokens = TokenArrays(token, token, mask_A=None, logprobs_A=zero if logprobs else None)

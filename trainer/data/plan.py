@@ -125,13 +125,14 @@ _HASHED: dict[str, type[np.generic]] = {
     "n_action": np.int32,
     "loss_tokens": np.int64,
     "advantage": np.float64,
+    "value_target": np.float64,
     "pair": np.int64,
     "sign": np.int8,
     "takes_context": np.bool_,
     "takes_action": np.bool_,
 }
-"""Columns of members that decide what is trained, with the types in which they are hashed. The last four exist only for
-losses on preferences."""
+"""Columns of members that decide what is trained, with the types in which they are hashed. `value_target` exists
+only with a value head, and the last four only for losses on preferences."""
 _ROWS_AT_A_TIME = 1 << 18
 """Rows that are processed together, to bound memory."""
 
@@ -348,7 +349,7 @@ class Plan:
             if name in self.members.columns:
                 for rows in self.members.select(name).iter_slices(_ROWS_AT_A_TIME):
                     column = rows.to_series()
-                    filled = column.fill_null(float("nan")) if name == "advantage" else column
+                    filled = column.fill_null(float("nan")) if dtype is np.float64 else column
                     digest.update(np.ascontiguousarray(filled.to_numpy(), dtype).data)
         for step in self.steps:
             digest.update(self.episode_ids_E[step.episodes_E].tobytes())

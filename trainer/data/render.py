@@ -317,6 +317,20 @@ class Renderer:
             ends[turn.step_index] = end
         return turn_texts
 
+    def encode_prompt(self, turns: list[ChatTurn], tools: list[Any] | None) -> list[int]:
+        """Return the token ids of the prompt of the last turn: its conversation, tokenised as one text.
+
+        Raises:
+            UnrenderableError: the template fails on it.
+        """
+        before = find_predecessors((turn.step_index, turn.agent, turn.origin) for turn in turns)
+        turn_of = {turn.step_index: (turn, step) for turn, step in zip(turns, before, strict=True)}
+        messages, previous = turns[-1].added, before[-1]
+        while previous is not None:
+            turn, previous = turn_of[previous]
+            messages = [*turn.added, turn.action, *messages]
+        return self._tokenize([self._apply_template(messages, tools, prompt=True)])[0]
+
     def _render_turn(
         self, turn: ChatTurn, conversation: _Conversation, tools: list[Any] | None
     ) -> tuple[TurnText, _Conversation]:
@@ -425,7 +439,10 @@ def compute_engine_encoding(tokenizer: "PreTrainedTokenizerBase") -> int:
 
 EPISODES_A_WRITE = 2048
 """Number of episodes rendered and written at a time."""
-_EPISODE_COLUMNS = ("episode_id", "run_id", "task_id", "rollout_index", "initial_messages", "tools")
+_EPISODE_COLUMNS = (
+    *("episode_id", "run_id", "task_id", "rollout_index"),
+    *("initial_messages", "final_observation", "tools"),
+)
 _STEP_COLUMNS = (
     "episode_id",
     "step_index",
@@ -518,21 +535,47 @@ def find_unrendered(snapshot: Snapshot, renderer: Renderer, episode_ids: pl.Seri
     return episode_ids.filter(~episode_ids.is_in(present.implode())).sort()
 
 
-def _render_episodes(snapshot: Snapshot, renderer: Renderer, chunk: pl.Series, done: Rendering) -> pl.DataFrame:
-    """Return token rows of some episodes; count the outcomes in `done`."""
+def _read_episodes(
+    snapshot: Snapshot, chunk: pl.Series
+) -> Iterator[tuple[dict[str, Any], pl.DataFrame, list[Any] | None]]:
+    """Yield the row, the steps and the tools of each of some episodes."""
     mine = pl.col("episode_id").is_in(chunk.implode())
     heads = collect_rows(snapshot.scan("episodes").filter(mine).select(_EPISODE_COLUMNS))
-    heads = inline_blobs(snapshot, heads, ("initial_messages", "tools"))
+    heads = inline_blobs(snapshot, heads, ("initial_messages", "final_observation", "tools"))
     head_of = {row["episode_id"]: row for row in heads.iter_rows(named=True)}
     stored = collect_rows(snapshot.scan("steps").filter(mine).select(_STEP_COLUMNS))
     steps = inline_blobs(snapshot, stored, STEP_DOCUMENTS)
     steps = steps.sort("run_id", "group_id", *_STEP_COLUMNS[:2])
-    rows: list[dict[str, Any]] = []
     for episode in steps.partition_by("episode_id", maintain_order=True):
-        episode_id = episode["episode_id"][0]
-        head = head_of[episode_id]
+        head = head_of[episode["episode_id"][0]]
+        yield head, episode, msgspec.json.decode(head["tools"]) if head["tools"] else None
+
+
+def render_final_prompts(snapshot: Snapshot, renderer: Renderer, episode_ids: pl.Series) -> dict[int, list[int]]:
+    """Return the token ids of the prompt that followed the last action of each episode (int64 [E]).
+
+    Episodes without a final observation, or that cannot be rendered, are left out.
+    """
+    prompts = {}
+    for head, episode, tools in _read_episodes(snapshot, episode_ids):
+        if not head["final_observation"]:
+            continue
+        try:
+            turns = read_turns(head["initial_messages"], episode.to_dicts())
+            added = _read_messages(head["final_observation"], "message {} of final_observation")
+            final = ChatTurn(turns[-1].step_index + 1, added, {}, turns[-1].agent, tools=turns[-1].tools)
+            prompts[head["episode_id"]] = renderer.encode_prompt([*turns, final], tools)
+        except UnrenderableError:
+            continue
+    return prompts
+
+
+def _render_episodes(snapshot: Snapshot, renderer: Renderer, chunk: pl.Series, done: Rendering) -> pl.DataFrame:
+    """Return token rows of some episodes; count the outcomes in `done`."""
+    rows: list[dict[str, Any]] = []
+    for head, episode, tools in _read_episodes(snapshot, chunk):
+        episode_id = head["episode_id"]
         common = {"group_id": episode["group_id"][0], "run_id": episode["run_id"][0]}
-        tools = msgspec.json.decode(head["tools"]) if head["tools"] else None
         try:
             turns = read_turns(head["initial_messages"], episode.to_dicts())
             turn_texts = renderer.render_turns(turns, tools)

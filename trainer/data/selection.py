@@ -41,6 +41,14 @@ _TIE = 1e-9
 _TENTH = 10
 """The run reports a limit on length that drops more than one in this many live steps."""
 _STEPS = {"episode_id": pl.Int64, "step_index": pl.Int32}
+VALUE_TARGET = "value_target"
+"""Column of members for a value head: the lambda-return of the step."""
+_CREDIT_COLUMNS = ("advantage", "flags", VALUE_TARGET)
+_VALUES = {
+    "value_estimate": "SELECT episode_id, step_index, value_estimate AS value FROM steps",
+    "scorer": "SELECT episode_id, step_index, value FROM latest_scores "
+    "WHERE scorer = $scorer AND scorer_version = $version AND step_index IS NOT NULL",
+}
 _JUDGED = ("is_active", "is_copied_context", "trainable", "filtered", "flags", "reason", "repeated")
 """Columns that are dropped once every step is judged."""
 
@@ -172,7 +180,9 @@ def select(
     _map_portions(portions_of_members, link_sequences)
     del rows
     config = _fit_length(config, portions_of_members, longest)
-    credit = None if source is None else _read_credit(snapshot, source, episodes["episode_id"], needs)
+    credit = None
+    if source is not None:
+        credit = _read_credit(snapshot, source, episodes["episode_id"], needs, valued=config.value is not None)
     dead_flags: list[str] = []  # the distinct `flags` that mark a group without signal
     groups = dead_groups = None
     if credit is not None:
@@ -278,7 +288,10 @@ def _add_judging_columns(
     ordinary = pl.col("is_active") & pl.col("trainable") & ~pl.col("is_copied_context")
     flags = ("is_active", "is_copied_context", "trainable")
     special_steps = portions.read([snapshot.scan("steps").filter(~ordinary).select(*_STEPS, *flags)])
-    credit_portions = None if credit is None else portions.split(credit.select(*_STEPS, "advantage", "flags"))
+    credit_portions = None
+    if credit is not None:
+        names = [name for name in _CREDIT_COLUMNS if name in credit.columns]
+        credit_portions = portions.split(credit.select(*_STEPS, *names))
     filtered = dropped_steps.with_columns(filtered=pl.lit(value=True))
     for number, special in enumerate(special_steps):
         members = portions_of_members[number].join(special, on=list(_STEPS), how="left", maintain_order="left")
@@ -293,14 +306,39 @@ def _add_judging_columns(
         portions_of_members[number] = compact(members)
 
 
-def _read_credit(snapshot: Snapshot, source: Credit, episode_ids: pl.Series, needs: Needs) -> pl.DataFrame:
-    """Read the credit rows, with the columns that the loss needs in addition to the advantage, or in its place."""
-    columns = ["advantage", "flags", *list_credit_columns(needs), *["a_step"] * needs.step_advantages]
+def _read_credit(
+    snapshot: Snapshot, source: Credit, episode_ids: pl.Series, needs: Needs, *, valued: bool
+) -> pl.DataFrame:
+    """Read the credit rows, with the columns that the loss needs in addition to the advantage, or in its place.
+
+    With `valued`, also the targets of values.
+    """
+    columns = ["advantage", "flags", *list_credit_columns(needs), *["a_step"] * (needs.step_advantages or valued)]
     credit = read_advantages(snapshot, source, episode_ids, columns)
+    if valued:
+        credit = _add_value_targets(snapshot, source, credit)
     if not needs.step_advantages:
         return credit
     refuse_step_advantages(credit, source.title)
     return credit.with_columns(advantage="a_step")
+
+
+def _add_value_targets(snapshot: Snapshot, source: Credit, credit: pl.DataFrame) -> pl.DataFrame:
+    """Add the lambda-return: the advantage before any normalisation, plus the value that the estimator subtracted.
+
+    Raises:
+        DataRefusedError: the estimator has no values.
+    """
+    values = source.parameters.get("config", {}).get("values")
+    if values is None:
+        raise DataRefusedError(
+            f"[trainer.value] trains on returns of `gae`, and {source.title} has no values: run `trajlake credit gae`"
+        )
+    is_recorded, version = values == "value_estimate", source.parameters.get("scorer_versions", {}).get(values)
+    query = _VALUES["value_estimate" if is_recorded else "scorer"]
+    rows = snapshot.sql(query, {} if is_recorded else {"scorer": values.partition("@")[0], "version": version})
+    valued = credit.join(rows, on=list(_STEPS), how="left", maintain_order="left")
+    return valued.with_columns((pl.col("a_step") + pl.col("value")).alias(VALUE_TARGET)).drop("value")
 
 
 def _judge(members: pl.DataFrame, needs: Needs, config: TrainConfig, dead_flags: list[str]) -> pl.DataFrame:

@@ -42,6 +42,7 @@ from trainer.data.batch import Buffers, Ints, MemoryArena, PackedBatch, compute_
 from trainer.data.collate import MemberColumns, MemberWeights, TokenArrays, collate, make_dummy
 from trainer.data.plan import OptimizerStep, Plan
 from trainer.data.row_groups import RowGroupReader
+from trainer.data.selection import VALUE_TARGET
 from trainer.losses import Needs, Temperature
 from trainer.losses.base import Unit, number_units
 
@@ -416,14 +417,17 @@ def compute_weights(plan: Plan, step: OptimizerStep, sequences_Q: Ints) -> Membe
     weight_U = weighting.weights(tokens_U, tokens=step.loss_tokens, units=step.units)
     # A turn that is not trained has no number, and none of its tokens carries loss.
     weight_M = np.where(trained_M, weight_U[np.maximum(unit_M, 0)], 0.0).astype(np.float32)
+    value_weight = 0.0
+    if VALUE_TARGET in plan.members.columns:
+        value_weight = 1.0 / int(plan.trained_M[RankShare(plan).list_all_members(step)].sum())
     if weighting.unit is Unit.TOKEN:
-        return MemberWeights(weight_M)
+        return MemberWeights(weight_M, value_weight=value_weight)
     sign_U = None
     if plan.sign_M is not None:
         sign_U = plan.sign_M[member_M][trained_M][np.unique(unit_M[trained_M], return_index=True)[1]]
     # The two sides of a pair are units, one after the other.
     pair_U = np.arange(len(tokens_U)) // 2 if plan.paired else None
-    return MemberWeights(weight_M, unit_M, 1.0 / step.units, pair_U, sign_U)
+    return MemberWeights(weight_M, unit_M, 1.0 / step.units, pair_U, sign_U, value_weight)
 
 
 def _build_member_columns(plan: Plan, needs: Needs, takes_M2: npt.NDArray[np.bool_] | None) -> MemberColumns:
@@ -443,6 +447,7 @@ def _build_member_columns(plan: Plan, needs: Needs, takes_M2: npt.NDArray[np.boo
         advantage_M=members["advantage"].cast(pl.Float32).to_numpy() if needs.advantages else None,
         temperature_M=members["temperature"].cast(pl.Float32).to_numpy() if scaled else None,
         staleness_M=members["staleness"].cast(pl.Float32).fill_null(np.nan).to_numpy() if has_staleness else None,
+        value_target_M=members[VALUE_TARGET].cast(pl.Float32).to_numpy() if VALUE_TARGET in members.columns else None,
     )
 
 

@@ -1,4 +1,6 @@
-"""Compute a policy's log-probabilities and entropies of stored actions, with the plan and stream of training.
+"""Compute a policy's log-probabilities and entropies of stored actions, and a value head's values of stored states.
+
+Both take the plan and the stream of training.
 
 Every token of a scored action gets both, sampled or not; the table's action mask marks the sampled ones. The
 distribution is that of the stored sampling temperature, or of temperature 1 if that is unknown or 0.
@@ -9,17 +11,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
-from trainer.data.plan import OptimizerStep, Plan
-from trainer.data.selection import TrainingSelection
+from trainer.data.batch import PackedBatch
+from trainer.data.plan import OptimizerStep, Plan, pack
+from trainer.data.selection import VALUE_TARGET, TrainingSelection
 from trainer.data.stream import Stream
 from trainer.evaluation.ratios import KEYS
 from trainer.losses import Needs, Temperature
-from trainer.policy.model import check_vocabulary
+from trainer.policy.model import check_vocabulary, pack_sequences
 
 if TYPE_CHECKING:
     from trainer.policy.model import PackedPolicy
@@ -96,11 +100,56 @@ def score_actions(
 
 def collect_action_rows(plan: Plan, step: OptimizerStep, tokens_N: pl.DataFrame) -> pl.DataFrame:
     """Group the scored tokens of a plan step by action; they are in the order of its micro-batches."""
-    (bins,) = plan.pack_micro_batches(step)
-    starts_Q = plan.member_starts_Q
-    members_M = np.concatenate([np.arange(starts_Q[q], starts_Q[q + 1]) for part in bins for q in part])
-    members = plan.members[members_M].filter(pl.col("trained")).select(*KEYS, "n_action", "temperature")
+    members = list_trained_members(plan, step).select(*KEYS, "n_action", "temperature")
     ends = members["n_action"].cast(pl.Int64).cum_sum()
     numbered = np.searchsorted(ends.to_numpy(), np.arange(tokens_N.height), side="right")
     lists = tokens_N.with_columns(row=pl.Series(numbered)).group_by("row", maintain_order=True).all()
     return members.with_columns(lists["logprobs"], lists["entropies"])
+
+
+def list_trained_members(plan: Plan, step: OptimizerStep) -> pl.DataFrame:
+    """List the trained members of a plan step in the order of its micro-batches."""
+    (bins,) = plan.pack_micro_batches(step)
+    starts_Q = plan.member_starts_Q
+    members_M = np.concatenate([np.arange(starts_Q[q], starts_Q[q + 1]) for part in bins for q in part])
+    return plan.members[members_M].filter(pl.col("trained"))
+
+
+def score_states(
+    policy: "PackedPolicy", snapshot: Snapshot, selection: TrainingSelection, config: TrainConfig
+) -> pl.DataFrame:
+    """Score the states before the trained steps of a selection by the value head: episode_id, step_index, value.
+
+    Raises:
+        ContractError: a token id is outside the policy's vocabulary.
+    """
+    members = selection.members.with_columns(pl.lit(None, pl.Float64).alias(VALUE_TARGET))
+    plan = Plan(replace(selection, members=members), config)
+    frames = []
+    with Stream(snapshot, plan, Needs(), config) as stream:
+        for step, batches in stream.steps():
+            for batch in batches:
+                check_vocabulary(batch, policy.vocabulary)
+            values = np.concatenate([_read_values(policy, batch) for batch in batches])
+            rows = list_trained_members(plan, step).select("episode_id", "step_index")
+            frames.append(rows.with_columns(value=pl.Series(values, dtype=pl.Float64)))
+    return pl.concat(frames)
+
+
+def score_prompts(policy: "PackedPolicy", prompts: list[list[int]], budget: int) -> list[float]:
+    """Score the states after some prompts of at least two token ids by the value head, in passes of `budget` tokens."""
+    value_of: dict[int, float] = {}
+    for numbers in pack([len(prompt) for prompt in prompts], budget):
+        batch = pack_sequences([prompts[number] for number in numbers])
+        batch = replace(batch, state_S=torch.tensor(batch.boundaries[1:]) - 1)
+        value_of |= dict(zip(numbers, _read_values(policy, batch).tolist(), strict=True))
+    return [value_of[number] for number in range(len(prompts))]
+
+
+def _read_values(policy: "PackedPolicy", batch: PackedBatch) -> npt.NDArray[np.float32]:
+    """Return the values of a batch's states; the head scores one token, which it needs."""
+    single = replace(batch, predictor_N=batch.predictor_N[:1], target_N=batch.target_N[:1], temperature_N=None)
+    with torch.no_grad():
+        value_S = policy.score(single.to(policy.device))[2]
+    assert value_S is not None
+    return value_S.cpu().numpy()

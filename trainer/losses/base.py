@@ -323,6 +323,29 @@ def require(value: Tensor | None, name: str) -> Tensor:
     return value
 
 
+def compute_value_loss(value_S: Tensor, target_S: Tensor, weight_S: Tensor) -> LossResult:
+    """Return the mean squared error of values as a part of its sum over the optimizer step.
+
+    Args:
+        value_S: values of trained steps, float32 [S], with gradient.
+        target_S: their targets, float32 [S].
+        weight_S: 1 / number of trained steps of the optimizer step, float32 [S].
+    """
+    error_S = target_S - value_S
+    total = (weight_S * error_S.square()).sum()
+    # In float64, as variances are differences of these moments.
+    weight_S, exact_S, target_S = weight_S.double(), error_S.detach().double(), target_S.double()
+    return LossResult(
+        total,
+        {
+            "value_loss": (weight_S * exact_S.square()).sum(),
+            "value_error": (weight_S * exact_S).sum(),
+            "value_target": (weight_S * target_S).sum(),
+            "value_power": (weight_S * target_S.square()).sum(),
+        },
+    )
+
+
 def sum_by_name(sums: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Sum values by name over micro-batches, which all have the same names; without micro-batches return {}."""
     total: dict[str, Tensor] = {}

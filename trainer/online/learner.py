@@ -22,20 +22,29 @@ from lake.judgements.credit import Credit
 from lake.judgements.selections import read_selection
 from lake.lake import Lake
 from lake.storage.atomic import atomic_folder, check_complete, recover, remove_folder
+from lake.write.rows import SCORE_COLUMNS
+from lake.write.scores import add_scores
 from pipelines.collect.factory import PlayedWeights
 from trainer.backends.base import FrozenPolicy, SingleDevice
 from trainer.config import ScheduleConfig, TrainConfig
-from trainer.data.render import compute_engine_encoding
-from trainer.data.selection import select_episodes
+from trainer.data.render import Renderer, compute_engine_encoding, render_final_prompts
+from trainer.data.selection import select, select_episodes
+from trainer.evaluation.scoring import score_prompts, score_states
 from trainer.loggers import Logger, log_metrics
+from trainer.losses import Needs
 from trainer.monitor import Alarms, UpdateMonitor
-from trainer.online.settings import Say
+from trainer.online.settings import VALUE_SCORER, Say
 from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.factories import learning_rate, make_reference
 from trainer.runs.folder import RunFolder, RunJob, prune, select_retained
 from trainer.runs.loop import StepReport, Update, train_round
 from trainer.runs.training_run import export_model, store_tokenizer
+
+_VALUE_VERSION = "learned"
+"""Version of the value head's scores: episodes of all runs have it, each from the weights of its round."""
+_EPISODES_A_PASS = 256
+"""Episodes whose states are read and scored together."""
 
 
 class Versions:
@@ -176,6 +185,42 @@ class Learner:
         self._alarms = Alarms(self._trainer.alarms, state.first_entropy, set(state.standing_alarms))
         self._watch = UpdateMonitor(self._trainer, self.backend.policy, 1, self._alarms)
         self._written = [(self.optimizer_steps, folder)]
+
+    def score_states(self, number: int, where: str) -> None:
+        """Score the states of round `number` by the present value head, each once, as the scorer `VALUE_SCORER`.
+
+        A truncated episode also gets a score as a whole: the value of its final observation.
+
+        Args:
+            number: 0, 1, ...
+            where: predicate over the round's rollouts.
+
+        Raises:
+            DataRefusedError: no rollout has tokens.
+        """
+        snapshot, trainer = self._lake.snapshot(), self._trainer
+        scored = (
+            f"SELECT episode_id FROM scores WHERE scorer = '{VALUE_SCORER}' AND scorer_version = '{_VALUE_VERSION}'"
+        )
+        where = f"({where}) AND episode_id NOT IN ({scored})"
+        pending = snapshot.sql(f"SELECT episode_id, status FROM episodes WHERE {where} ORDER BY episode_id")
+        if pending.is_empty():
+            return
+        config = build_round_config(trainer, f"episode_id IN ({', '.join(map(str, pending['episode_id']))})", number)
+        everything = {"value": None, "live_only": False, "max_staleness": None, "minibatches": None, "epochs": 1}
+        config = config.model_copy(update=everything | {"episodes_per_step": _EPISODES_A_PASS})
+        selection = select(snapshot, config, Needs(), own_encoding=lambda: self._encoding)
+        values = score_states(self.backend.policy, snapshot, selection, config)
+        cut = pending.filter(status="truncated")["episode_id"]
+        if len(cut):
+            prompts = render_final_prompts(snapshot, Renderer(load_tokenizer(trainer.model)), cut)
+            finals = score_prompts(self.backend.policy, list(prompts.values()), trainer.micro_batch_tokens)
+            types = {"episode_id": pl.Int64, "value": pl.Float64}
+            ends = pl.DataFrame({"episode_id": list(prompts), "value": finals}, schema=types)
+            values = pl.concat([values, ends], how="diagonal")
+        empty = pl.DataFrame(schema=SCORE_COLUMNS)
+        rows = pl.concat([empty, values.with_columns(scorer=pl.lit(VALUE_SCORER))], how="diagonal_relaxed")
+        add_scores(self._lake, rows, version=_VALUE_VERSION, source=f"loop {self._run}, round {number}")
 
     def train(self, number: int, where: str, credit: Credit | None, selection: str | None) -> Update | None:
         """Train on round `number`, without saving it; None where nothing of it is to be trained on.

@@ -1,7 +1,7 @@
 """The online loop: collect, score, credit, train, sync, round after round.
 
     round k    collect    rollouts of round k, by version k (by version k - 1 where it collects ahead)
-               score      scores and rewards of the rollouts
+               score      scores and rewards of the rollouts; with a value head the values of their states
                credit     advantages
                train      version k becomes version k + 1: checkpoint, `batches`, `metrics`
                sync       a folder of the new weights, which is pushed to engines
@@ -50,7 +50,7 @@ from trainer.online.rollouts import (
     select_best,
     select_rollouts,
 )
-from trainer.online.settings import OnlineConfig, Say
+from trainer.online.settings import VALUE_OPTIONS, OnlineConfig, Say
 from trainer.runs.folder import RunFolder, read_newest_checkpoint
 from trainer.runs.loop import Update, build_metric_rows
 
@@ -210,9 +210,14 @@ class OnlineRun:
         score_rollouts(lake, loop.score, where)
         select_best(lake, self.run_id, number, where, loop)
         credit = RoundCredit(None, None, None)
+        if self.config.trainer.value is not None:
+            with track("estimate the values"):
+                self.learner.score_states(number, where)
         if self.learner.needs_credit:
             with track("compute the advantages"):
-                credit = compute_credit(lake, loop.credit, where, self.config.trainer.seed * 1_000_000 + number)
+                seed = self.config.trainer.seed * 1_000_000 + number
+                defaults = None if self.config.trainer.value is None else VALUE_OPTIONS
+                credit = compute_credit(lake, loop.credit, where, seed, defaults)
         with track("choose the episodes"):
             selection = select_rollouts(lake, self.run_id, number, where, loop)
         left_out = selection.report.select("filter", "dropped_episodes").rows()

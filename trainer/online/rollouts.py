@@ -10,8 +10,9 @@ rollout that is not trained on has a row in `selections` with the reason.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 from pydantic import BaseModel
@@ -33,6 +34,7 @@ from pipelines.collect.players import Rollout, derive_rollout_seed
 from pipelines.collect.settings import PlayerOptions, RolloutLimits, RunSettings
 from pipelines.collect.tasks import TaskSet, load_tasks
 from pipelines.credit.compare import shuffle_advantages
+from pipelines.credit.estimators import needs_siblings
 from pipelines.credit.job import choose_step_source, run_credit
 from pipelines.select import Selection, SelectReport, Status, run_select
 from trainer.evaluation.success import read_attempts
@@ -309,8 +311,19 @@ class RoundCredit:
     dead_groups: int | None
 
 
-def compute_credit(lake: Lake, config: CreditConfig, where: str, seed: int) -> RoundCredit:
-    """Compute the advantages of the rollouts of `where` in a credit job; `seed` decides a control's shuffle."""
+def compute_credit(
+    lake: Lake, config: CreditConfig, where: str, seed: int, defaults: Mapping[str, Any] | None = None
+) -> RoundCredit:
+    """Compute the advantages of the rollouts of `where` in a credit job.
+
+    Args:
+        lake: lake to read and write.
+        config: the estimator and its sources.
+        where: predicate over the round's rollouts.
+        seed: decides a control's shuffle.
+        defaults: options of the estimator that the configuration does not set.
+    """
+    config = config.model_copy(update={"options": {**(defaults or {}), **config.options}})
     estimator = config.build()
     if "step_source" not in estimator.model_fields_set and config.options.get("episode_source", "score") == "score":
         estimator = choose_step_source(lake, estimator, where, config.score, config.rewards)
@@ -319,7 +332,9 @@ def compute_credit(lake: Lake, config: CreditConfig, where: str, seed: int) -> R
     if config.control == "shuffled":
         job_id, _ = shuffle_advantages(lake, job_id, seed)
     credit = find_credit(lake, ids.to_text(job_id))
-    return RoundCredit(credit, report.summary.live_groups, report.summary.dead_groups)
+    # A lone rollout is a signal to an estimator that compares no siblings.
+    lone_groups = 0 if needs_siblings(estimator) else report.summary.singleton_groups
+    return RoundCredit(credit, report.summary.live_groups + lone_groups, report.summary.dead_groups)
 
 
 def select_rollouts(lake: Lake, run: str, number: int, where: str, config: LoopConfig) -> SelectReport:

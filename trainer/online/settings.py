@@ -44,6 +44,11 @@ from trainer.train_settings import build_config, layer_settings
 
 Say = Callable[[str], None]
 """Takes a line for the user."""
+VALUE_SCORER = "value_head"
+"""Name of the value head as a scorer: its scores are the values that gae reads."""
+VALUE_OPTIONS = {"values": VALUE_SCORER, "bootstrap": False}
+"""Options of gae in a loop with a value head, unless [credit.gae] sets them. With bootstrap a policy that never ends is
+worth what it expects, the head learns that, and success falls: on the demo's house from 0.8 to 0 within 10 rounds."""
 NEEDS_ENGINE = (
     "an endpoint that only gives text takes no weights and gives no token ids: a loop needs vLLM or SGLang, or the "
     "model in this process"
@@ -242,7 +247,26 @@ class OnlineConfig(FrozenModel):
                 "`sync.transfer` sends whole weights, and [trainer.lora] trains adapters: set it to folder"
             )
         self._check_siblings()
+        self._check_values()
         return self
+
+    def _check_values(self) -> None:
+        """Refuse (ValueError) an estimator that needs a critic without one, and a critic that no estimator reads."""
+        credit, player = self.loop.credit, self.loop.collect.player
+        is_valued, needs_values = self.trainer.value is not None, credit.estimator == "gae"
+        if not self.loop.trained_rounds or not self.trainer.loss.needs.advantages:
+            return
+        if is_valued and (not needs_values or credit.control is not None):
+            raise ValueError(
+                f"[trainer.value] is for the estimator gae without a control, and `loop.credit` names "
+                f"{credit.estimator}{'' if credit.control is None else ' with a control'}: set `loop.credit.estimator` "
+                f"to gae and leave `loop.credit.control` out, or leave [trainer.value] out"
+            )
+        if needs_values and not is_valued and "values" not in credit.options and player.agent is None:
+            raise ValueError(
+                "the estimator gae needs a value of each step, and nothing gives these rollouts one: add "
+                "[trainer.value], which trains a value head, or name a scorer of steps in `[credit.gae] values`"
+            )
 
     def _check_siblings(self) -> None:
         """Refuse (ValueError) rounds of lone episodes where loss or estimator compares siblings."""

@@ -6,7 +6,7 @@ chunks that are recomputed in the backward pass, so that logits never exist for 
 entropy are float32, and log-probabilities are never above 0. The model stays in eval mode: without dropout its
 log-probabilities are those of the engine.
 
-Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_V` vocabulary, `_D` width of the model.
+Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_S` trained steps, `_V` vocabulary, `_D` width.
 
 Activation checkpointing stores only the input of a layer, and computes the layer again in the backward pass. The switch
 of transformers works in training mode only, and training mode turns dropout on.
@@ -24,7 +24,7 @@ model in place, so that it stays the same transformers model. They start without
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +40,7 @@ from transformers import PreTrainedModel  # noqa: TID253
 from transformers.modeling_layers import GradientCheckpointingLayer  # noqa: TID253
 
 from lake.errors import ContractError, UsageError
-from trainer.config import Dtype, LoRAConfig, TrainConfig
+from trainer.config import Dtype, LoRAConfig, TrainConfig, ValueConfig
 from trainer.data.batch import PackedBatch
 from trainer.policy.attention import NAMES, Kind, Layout, choose_attention
 from trainer.policy.kernels import Kernels, choose_kernels, compile_layers, score_head, use_liger
@@ -48,6 +48,8 @@ from trainer.policy.model_files import build_empty_model, load_model
 
 ADAPTER = "default"
 """peft's name for the adapters."""
+VALUE_HEAD = "value_head"
+"""Name of the value head in the model."""
 
 
 def add_adapters(model: Any, config: LoRAConfig, *, seed: int) -> None:
@@ -124,6 +126,11 @@ def _peft() -> Any:
     except ImportError as error:
         raise UsageError('LoRA needs the package peft: pip install "trajlake[lora]"') from error
     return peft
+
+
+def leave_out_value_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a language model, by name, without those of its value head."""
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(f"{VALUE_HEAD}.")}
 
 
 def get_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -203,11 +210,23 @@ class TokenScorer(torch.nn.Module):
     def _head(self) -> Any:
         return self.model.get_output_embeddings()
 
-    def forward(self, batch: PackedBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """Compute the result of `PackedPolicy.logprobs`."""
+    def forward(
+        self, batch: PackedBatch, entropy: bool, detach: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Compute the result of `PackedPolicy.score`."""
         device = batch.input_ids_T.device
         with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
-            hidden_ND = self._hidden(batch)[batch.predictor_N]
+            hidden_TD = self._hidden(batch)
+        value_S = None
+        if batch.state_S is not None:
+            # The head in float32, whatever the type of the hidden states.
+            head, hidden_SD = self.model.get_submodule(VALUE_HEAD), hidden_TD[batch.state_S].float()
+            hidden_SD = hidden_SD.detach() if detach else hidden_SD
+            value_S = (hidden_SD * head.weight.float()).sum(dim=-1) + head.bias.float()
+        return *self._score_tokens(batch, hidden_TD[batch.predictor_N], entropy), value_S
+
+    def _score_tokens(self, batch: PackedBatch, hidden_ND: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        with torch.autocast(batch.input_ids_T.device.type, self.autocast, enabled=self.autocast is not None):
             rows = max(1, HEAD_ELEMENTS // self.vocabulary)
             if self._fused_head:
                 logprobs_N, entropy_N = score_head(
@@ -319,6 +338,8 @@ class PackedPolicy:
         model.train(mode=False)
         self.model: Any = model
         """Model with the float32 weights, which are the policy's state; a frozen one's may have 16 bits."""
+        self.value: ValueConfig | None = None
+        """Configuration of the value head, if there is one."""
         self._recompute = gradient_checkpointing
         self._is_cast = model.dtype != DTYPES[dtype] and (computes_narrow(dtype, target) if cast is None else cast)
         self.scorer = self._build_scorer()
@@ -339,6 +360,17 @@ class PackedPolicy:
     def add_adapters(self, config: LoRAConfig, *, seed: int) -> None:
         """Put adapters into the model and freeze everything else; errors as of `add_adapters`."""
         add_adapters(self.model, config, seed=seed)
+        if self._is_cast:
+            self.scorer = self._build_scorer()
+
+    def add_value_head(self, config: ValueConfig) -> None:
+        """Put a value head into the model: a linear layer with a bias, which starts at 0."""
+        like = self.model.get_output_embeddings().weight
+        head = torch.nn.Linear(like.shape[1], 1, device=like.device, dtype=self.model.dtype)
+        for parameter in head.parameters():
+            torch.nn.init.zeros_(parameter)
+        self.model.add_module(VALUE_HEAD, head)
+        self.value = config
         if self._is_cast:
             self.scorer = self._build_scorer()
 
@@ -382,8 +414,13 @@ class PackedPolicy:
 
         The batch is on the model's device; both are float32 [N], with gradient.
         """
-        result: tuple[Tensor, Tensor | None] = self.scorer(batch, entropy)
-        return result
+        return self.score(batch, entropy=entropy)[:2]
+
+    def score(self, batch: PackedBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Compute the result of `logprobs`, and the values of the batch's states, float32 [S]; None without states."""
+        detach = self.value is not None and self.value.detach
+        scored: tuple[Tensor, Tensor | None, Tensor | None] = self.scorer(batch, entropy, detach)
+        return scored
 
     def state(self) -> dict[str, Tensor]:
         """Return all weights by name, tied ones once; not copies."""
@@ -460,6 +497,8 @@ def build_policy(config: TrainConfig, device: str | None = None, *, empty: bool 
     policy = load_policy(config.model, device or config.device, config, empty=empty)
     if config.lora is not None:
         policy.add_adapters(config.lora, seed=config.seed)
+    if config.value is not None:
+        policy.add_value_head(config.value)
     return policy
 
 

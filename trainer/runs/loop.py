@@ -136,7 +136,7 @@ def _scores(snapshot: Snapshot, score: str) -> pl.DataFrame:
         return pl.DataFrame(schema={"episode_id": pl.Int64, "score": pl.Float64})
 
 
-TOTALS = frozenset({"loss", "pairs", "desirable", "undesirable"})
+TOTALS = frozenset({"loss", "pairs", "desirable", "undesirable", "value_loss", "value_target"})
 """Sums that are reported without averaging."""
 
 
@@ -145,9 +145,14 @@ def compute_metrics(sums: Mapping[str, float], denominator: int) -> dict[str, fl
 
     `x` becomes its mean over the trained tokens, unless it is one of `TOTALS`. `x_squared` with `x` becomes `x_ess`,
     the effective sample size (sum w)^2 / sum w^2 / n (Kish). `x/y` becomes `x`, the sum divided by the sum y; it is
-    left out where y is 0.
+    left out where y is 0. The moments of a value head become `explained_variance`.
     """
-    metrics = {}
+    metrics, sums = {}, dict(sums)
+    if "value_power" in sums:
+        variance = sums.pop("value_power") - sums["value_target"] ** 2
+        unexplained = sums["value_loss"] - sums.pop("value_error") ** 2
+        if variance > 0:
+            metrics["explained_variance"] = 1 - unexplained / variance
     for name, value in sums.items():
         metric, _, over = name.partition("/")
         if over:

@@ -59,7 +59,8 @@ def export_model(backend: PolicyBackend, config: TrainConfig, folder: Path, *, t
     adapters = {} if config.lora is None else backend.get_weights()
     if backend.rank == 0:
         model = backend.policy.model
-        by_name = {name: weights[first] for name, first in backend.policy.map_tied_names().items()}
+        first_names = backend.policy.map_tied_names()
+        by_name = {name: weights[first] for name, first in first_names.items() if first in weights}
         with atomic_folder(folder) as partial:
             written = merge_adapters(by_name, model) if adapters else by_name
             model.save_pretrained(partial, state_dict=dict(written))  # it removes tied names from the mapping

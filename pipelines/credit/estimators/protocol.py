@@ -326,6 +326,8 @@ class BatchOptions(RewardOptions, ABC):
 
     @model_validator(mode="after")
     def _check_batch_key(self) -> Self:
+        if self.batch_key is None and self.incremental:
+            return self  # without a batch, groups are independent
         if self.batch_key is None or self.batch_key in _NO_BATCH_KEY:
             fault = "none is given" if self.batch_key is None else f"{self.batch_key!r} cannot be one"
             msg = (
