@@ -14,7 +14,7 @@ from lake.records import TokensRecord
 from lake.write.rows import LIMIT
 from testkit.lakes import add_training, build_lake, rollout
 from viewer.queries import ListWindow, transcripts
-from viewer.transcript import outline, tokens
+from viewer.transcript import calls, outline, tokens
 
 ALL = ListWindow(10_000)
 
@@ -23,8 +23,12 @@ def only_episode(lk: Lake) -> int:
     return int(lk.sql("SELECT episode_id FROM episodes").item())
 
 
-def times(began: list[float | None], took: list[float | None]) -> pl.DataFrame:
-    return pl.DataFrame({"began": began, "latency": took}, schema={"began": pl.Float64, "latency": pl.Float64})
+def spans(began: list[float | None], took: list[float | None]) -> list[tuple[float, float] | None]:
+    """The bars of a waterfall of calls."""
+    schema = {"began": pl.Float64, "took": pl.Float64}
+    others = pl.lit("call").alias("kind"), pl.lit("m").alias("name"), pl.lit(None, pl.String).alias("error")
+    rows = pl.DataFrame({"began": began, "took": took}, schema).with_row_index("step_index").with_columns(others)
+    return [bar["span"] for bar in calls.build_waterfall(rows, [])["bars"]]
 
 
 @pytest.mark.parametrize(
@@ -42,20 +46,17 @@ def test_what_a_step_did(tool: str | None, arguments: str | None, summary: str) 
 
 
 def test_calls_with_known_starts_are_where_they_were() -> None:
-    waterfall = outline.compute_waterfall(times([0.0, 5.0, None], [2.0, 5.0, 1.0]))
-    assert waterfall == [(0.0, 20.0), (50.0, 50.0), None]
+    assert spans([0.0, 5.0, None], [2.0, 5.0, 1.0]) == [(0.0, 20.0), (50.0, 50.0), None]
 
 
 def test_without_starts_calls_are_laid_end_to_end() -> None:
-    assert outline.compute_waterfall(times([None, None, None], [1.0, None, 3.0])) == [(0.0, 25.0), None, (25.0, 75.0)]
-    assert outline.compute_waterfall(times([None], [None])) == [None], "unknown is no bar"
+    assert spans([None, None, None], [1.0, None, 3.0]) == [(0.0, 25.0), (25.0, 0.0), (25.0, 75.0)]
+    assert spans([None], [None]) == [None], "unknown is no bar"
 
 
 @given(st.lists(st.tuples(st.none() | st.floats(0, 1e6), st.none() | st.floats(0, 1e4)), min_size=1))
-def test_every_bar_stays_in_its_track(calls: list[tuple[float | None, float | None]]) -> None:
-    waterfall = outline.compute_waterfall(times([start for start, _ in calls], [length for _, length in calls]))
-    for bar, (_, length) in zip(waterfall, calls, strict=True):
-        assert length is not None or bar is None
+def test_every_bar_stays_in_its_track(timeline: list[tuple[float | None, float | None]]) -> None:
+    for bar in spans([start for start, _ in timeline], [length for _, length in timeline]):
         assert bar is None or (bar[0] >= 0 and bar[1] >= 0 and sum(bar) <= 100.02)
 
 

@@ -544,6 +544,8 @@ def test_a_file_to_send_holds_all_and_asks_for_nothing(
         assert fragment in opened(page, index).inner_text()
     page.get_by_label("Find in the episode").fill("it RAN")
     page.get_by_text("1 of 2 steps").wait_for()  # the call, and the message that its result came in
+    page.get_by_role("button", name="Waterfall").click()
+    assert page.locator(".waterfall .row").count() == 4, "its axis and three calls"
     page.get_by_role("link", name="rollout 1").click()
     page.get_by_role("heading", name="demo / chat / 1").wait_for()
     line(page, -1).get_by_text("You are at the gate.").wait_for()

@@ -151,11 +151,10 @@ def read_outcome(lake: LakeReader, episode_id: int, run: str) -> tuple[str, floa
 
 
 def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.DataFrame:
-    """Return a line for each step of a window, in order: excerpts, reward, times, and faults.
+    """Return a line for each step of a window, in order: excerpts, reward, and faults.
 
     `tool` and `arguments` are of the first of `calls` tool calls. Steps with the same action have the same `doing`.
-    `began` is in seconds after the episode's first known start. `number` counts the messages of the steps before, and
-    `incoming` those between the last decision and this one.
+    `number` counts the messages of the steps before, and `incoming` those between the last decision and this one.
     """
     query = f"""
         WITH counted AS (SELECT *, {_INCOMING} AS incoming FROM steps WHERE episode_id = $episode),
@@ -166,12 +165,11 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         )
         SELECT m.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
                is_empty_state(state_hash) AS state_is_empty, r.is_error AS reply_is_error,
-               r.is_empty AS reply_is_empty, latency, agent_id, number, incoming, left(action, $head) AS action,
+               r.is_empty AS reply_is_empty, agent_id, number, incoming, left(action, $head) AS action,
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
                left(coalesce(called ->> '$[0].function.arguments', called ->> '$[0].arguments'), $head) AS arguments,
                coalesce(if(json_type(called) = 'ARRAY', json_array_length(called), NULL), 0)::INTEGER AS calls,
-               hash({build_action_sql("m")})::VARCHAR AS doing,
-               epoch(started_at - min(started_at) OVER ()) AS began
+               hash({build_action_sql("m")})::VARCHAR AS doing
         FROM mine AS m LEFT JOIN {build_replies_sql("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index
         """

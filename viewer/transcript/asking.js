@@ -70,7 +70,8 @@ class Held {
 
   next() {}
 
-  async other({ find, shared }) {
+  async other({ find, shared, waterfall }) {
+    if (waterfall !== undefined) return { waterfall: this.view.data.waterfall };
     if (shared !== undefined) return { shared: this.view.contents.get(shared)?.shared };
     if (find === undefined) return {};
     const needle = find.toLowerCase();

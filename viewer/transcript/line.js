@@ -2,7 +2,7 @@
 
 function headings(data) {
   const row = el("div", "headings", el("span", "", "Step"), el("span", "", "Action"));
-  row.append(el("span", "time", "Time"), el("span", "number", data.rewarded ? "Reward" : ""));
+  row.append(el("span", "number", data.rewarded ? "Reward" : ""));
   row.append(el("span", "number", data.credited ? "A" : ""), el("span"));
   row.setAttribute("aria-hidden", "true");
   return row;
@@ -32,7 +32,7 @@ function stepHead(view, line) {
   what.append(line.text);
   if (line.more) what.append(el("i", "", ` and ${line.more} more`));
   const side = el("span", "side", ...line.marks.map(chip), ...line.scores.map(([scorer, value]) => score(scorer, value)));
-  const head = el("button", "head", el("span", "index", String(line.index)), el("span", "did", what, side), time(line));
+  const head = el("button", "head", el("span", "index", String(line.index)), el("span", "did", what, side));
   const reward = el("span", "number", view.data.rewarded ? (line.reward ?? "unknown") : "");
   if (view.data.rewarded && line.reward === null) reward.classList.add("unknown");
   head.append(reward, ...advantage(view, line));
@@ -73,18 +73,6 @@ function barOf(bar) {
   fill.style.left = `${bar[0]}%`;
   fill.style.width = `${bar[1]}%`;
   return el("span", "bar", fill);
-}
-
-function time(line) {
-  const place = el("span", "time");
-  if (line.span) {
-    const fill = el("i");
-    fill.style.left = `${line.span[0]}%`;
-    fill.style.width = `max(2px, ${line.span[1]}%)`;
-    place.append(fill);
-    place.title = line.latency;
-  }
-  return place;
 }
 
 function chip([label, colour, explanation]) {

@@ -7,7 +7,6 @@ value is the word `unknown` and a dashed line; a 0 is the digit and the bare cen
 import json
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import polars as pl
@@ -223,12 +222,12 @@ def build_lines(
         branches: the episodes that began at a step.
         count_before: messages before the first step.
     """
-    spans, quiet = compute_waterfall(outline), find_quiet_steps(outline)
+    quiet = find_quiet_steps(outline)
     marks = [list_marks(step_credit) for step_credit in credit.values()]
     # A line does not repeat the marks that every step of the episode has.
     usual = [mark for mark in marks[0] if all(mark in step_marks for step_marks in marks)] if len(marks) > 1 else []
     lines = []
-    for row, span in zip(outline.iter_rows(named=True), spans, strict=True):
+    for row in outline.iter_rows(named=True):
         index = row["step_index"]
         step_credit = credit.get(index)
         chips: list[Mark] = []
@@ -256,8 +255,6 @@ def build_lines(
                 ],
                 "reward": None if row["reward"] is None else plain.number(row["reward"]),
                 "advantage": advantage,
-                "latency": None if row["latency"] is None else plain.seconds(row["latency"]),
-                "span": span,
             }
         )
     return lines
@@ -330,26 +327,3 @@ def list_reply_faults(row: Row) -> list[Mark]:
         explanation = "The state says nothing. Anything may lead to it: siblings that share it may differ."
         marks.append((FROM_EMPTY_REPLY, "gray", explanation))
     return marks
-
-
-def compute_waterfall(outline: pl.DataFrame) -> list[tuple[float, float] | None]:
-    """Return start and length of each step's call in percent of the window; None where either is unknown.
-
-    Without any known start the calls are laid end to end.
-    """
-    began, took = outline["began"].to_list(), outline["latency"].to_list()
-    if all(start is None for start in began):
-        began = list(accumulate((latency or 0.0 for latency in took[:-1]), initial=0.0))
-    timed = [
-        (start, length) for start, length in zip(began, took, strict=True) if start is not None and length is not None
-    ]
-    if not timed:
-        return [None] * outline.height
-    first, last = min(start for start, _ in timed), max(start + length for start, length in timed)
-    duration = (last - first) or 1.0
-    return [
-        None
-        if start is None or length is None
-        else (round(100 * (start - first) / duration, 2), round(100 * length / duration, 2))
-        for start, length in zip(began, took, strict=True)
-    ]

@@ -131,6 +131,7 @@ def _collect_steps(transcript: EpisodeTranscript, budget: int) -> tuple[dict[str
         if size > budget:
             break
         steps_sent += steps
+    data |= {"waterfall": view_model.describe_waterfall(transcript)}
     return data | {"held": steps_sent, "ready": [], "hidden": [], "address": ""}, size
 
 

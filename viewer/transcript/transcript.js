@@ -325,14 +325,7 @@ function toolbar(view) {
   all.classList.add("all-open");
   all.onclick = () => (all.textContent = view.toggleAll() ? "Close all" : "Open all");
   const bar = el("div", "toolbar", viewSwitch(view), findField(view), all);
-  if (view.data.lines.some((line) => line.span)) {
-    const times = button("Times", "When each step's call ran, and how long");
-    times.classList.add("times");
-    times.setAttribute("aria-pressed", "false");
-    times.onclick = () => times.setAttribute("aria-pressed", String(view.root.classList.toggle("with-times")));
-    bar.append(times);
-  }
-  if (!view.data.held) bar.append(waterfallButton(view));
+  bar.append(waterfallButton(view));
   const others = view.data.held ? "" : " \u00b7 n p episodes \u00b7 ? keys";
   bar.append(el("span", "hint", `j k steps \u00b7 Enter opens \u00b7 v view \u00b7 o all \u00b7 / find${others}`));
   return bar;

@@ -286,16 +286,19 @@ def answer_questions(transcript: EpisodeTranscript, questions: Mapping[str, str]
         row = transcript.read(transcripts.read_call, transcript.episode_id, index)
         answers["call"] = None if row is None else calls.describe_call(row)
     if "waterfall" in questions:
-        judges = transcript.read(transcripts.read_judge_calls, transcript.episode_id).to_dicts()
-        answers["waterfall"] = calls.build_waterfall(
-            transcript.read(transcripts.read_timeline, transcript.episode_id), judges
-        )
+        answers["waterfall"] = describe_waterfall(transcript)
     if "lines" in questions:
         answers["lines"] = describe_lines(transcript, ListWindow(MAX_LINES), None)
     if "find" in questions:
         text = questions["find"][:TEXT]
         answers["find"] = transcript.read(transcripts.find_steps, transcript.episode_id, text) if text else []
     return answers
+
+
+def describe_waterfall(transcript: EpisodeTranscript) -> dict[str, Any]:
+    """Return the calls and spans of the episode over time, and the answers of judges."""
+    judges = transcript.read(transcripts.read_judge_calls, transcript.episode_id).to_dicts()
+    return calls.build_waterfall(transcript.read(transcripts.read_timeline, transcript.episode_id), judges)
 
 
 def _describe_tokens(transcript: EpisodeTranscript, index: int) -> list[dict[str, Any]]:
