@@ -35,6 +35,8 @@ class AlarmConfig(FrozenModel):
     """Mean entropy, in nats, below which the policy has collapsed."""
     entropy_share: float | None = Field(0.2, gt=0, lt=1)
     """Lowest mean entropy, as a share of the entropy at the run's first update."""
+    entropy_rise: float | None = Field(2.0, gt=1)
+    """Highest mean entropy, as a multiple of the run's lowest so far; a lowest below 0.1 nats counts as 0.1."""
     effective_sample_size: float | None = Field(0.1, gt=0, lt=1)
     """Lowest effective sample size of weights or ratios, as a share of the tokens."""
     dead_groups: float | None = Field(0.8, gt=0, le=1)

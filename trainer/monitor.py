@@ -37,13 +37,17 @@ SELECT count(*) FILTER (anchor_episodes > 1) AS shared, count(*) AS steps FROM {
 """
 
 
+_LOW = 0.1
+"""Nats below which an entropy has no multiple: it is noise of a nearly deterministic policy."""
+
+
 @dataclass(slots=True)
 class Alarms:
     """Alarms that are active, from update to update: signs that usually precede a failed run.
 
-    Each of four signs has a threshold: the policy's entropy collapses, few tokens dominate the weights or ratios of an
-    update (low effective sample size), most groups have no signal, few steps share their anchor state with a sibling.
-    The first two are checked after every update, the others once, in the data. An alarm is reported when it starts, and
+    Each of five signs has a threshold: the policy's entropy collapses, or rises again, few tokens dominate the weights
+    or ratios of an update (low effective sample size), most groups have no signal, few steps share their anchor state
+    with a sibling. The first three are checked after every update, the others once, in the data. An alarm is reported when it starts, and
     again only after the figure has recovered. Every update's row counts the active alarms.
     """
 
@@ -53,6 +57,8 @@ class Alarms:
     """Entropy at the run's first update; None before it, and for losses that do not compute it."""
     active: set[str] = field(default_factory=set)
     """Names of the alarms that were active at the last update."""
+    lowest_entropy: float | None = None
+    """Lowest entropy so far."""
 
     def check(self, metrics: Mapping[str, float]) -> list[str]:
         """Check the metrics of an update (those of `METRICS`); return a sentence for each alarm that starts here."""
@@ -67,6 +73,15 @@ class Alarms:
                 f"entropy {entropy:.3g} nats, below {max(floors):.3g}: the policy collapses onto single tokens; "
                 "lower --lr, add an entropy bonus or a KL term"
             )
+        if entropy is not None:
+            # A comparison with NaN is false: an entropy that is none leaves the lowest as it is.
+            self.lowest_entropy = min(math.inf if self.lowest_entropy is None else self.lowest_entropy, entropy)
+            if config.entropy_rise is not None and entropy > config.entropy_rise * max(self.lowest_entropy, _LOW):
+                alarms["entropy_rise"] = (
+                    f"entropy {entropy:.3g} nats, more than {config.entropy_rise:g} times the lowest so far "
+                    f"({self.lowest_entropy:.3g}): the policy is pushed away from what it did; lower --lr or the entropy "
+                    "bonus, or let episodes weigh alike (loss grpo)"
+                )
         floor = config.effective_sample_size
         for name, value in sorted(metrics.items()):
             if floor is not None and name.endswith("_ess") and value < floor:

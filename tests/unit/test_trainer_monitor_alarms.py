@@ -12,7 +12,7 @@ from trainer.monitor import Alarms, find_data_alarms
 
 
 def test_an_alarm_is_told_once_until_it_has_recovered() -> None:
-    alarms = Alarms(AlarmConfig(entropy=0.1, entropy_share=None))
+    alarms = Alarms(AlarmConfig(entropy=0.1, entropy_share=None, entropy_rise=None))
     messages = [alarms.check({"entropy": value}) for value in (1.0, 0.05, 0.04, 0.5, 0.05)]
     assert [len(sentences) for sentences in messages] == [0, 1, 0, 0, 1]
     assert "entropy 0.05 nats, below 0.1" in messages[1][0]
@@ -24,6 +24,17 @@ def test_entropy_is_compared_with_the_first_update() -> None:
     assert alarms.check({"entropy": 2.0}) == []
     assert alarms.check({"entropy": 1.01}) == []
     assert len(alarms.check({"entropy": 0.99})) == 1
+
+
+def test_a_rise_is_compared_with_the_lowest_so_far_and_noise_of_a_certain_policy_is_none() -> None:
+    alarms = Alarms(AlarmConfig(entropy=None, entropy_share=None))
+    messages = [alarms.check({"entropy": value}) for value in (0.7, 0.29, 0.57, 0.73, float("nan"), 0.5)]
+    assert [len(sentences) for sentences in messages] == [0, 0, 0, 1, 0, 0]
+    assert "entropy 0.73 nats, more than 2 times the lowest so far (0.29)" in messages[3][0]
+    resumed = Alarms(AlarmConfig(entropy=None, entropy_share=None), 0.7, set(), alarms.lowest_entropy)
+    assert len(resumed.check({"entropy": 0.6})) == 1
+    certain = Alarms(AlarmConfig(entropy=None, entropy_share=None))
+    assert [certain.check({"entropy": value}) for value in (0.01, 0.19)] == [[], []]
 
 
 def test_of_two_floors_the_higher_one_counts() -> None:
@@ -41,8 +52,8 @@ def test_any_effective_sample_size_is_looked_at() -> None:
 
 
 def test_none_switches_an_alarm_off() -> None:
-    alarms = Alarms(AlarmConfig(entropy=None, entropy_share=None, effective_sample_size=None))
-    assert alarms.check({"entropy": 0.0, "ratio_ess": 0.0}) == []
+    alarms = Alarms(AlarmConfig(entropy=None, entropy_share=None, effective_sample_size=None, entropy_rise=None))
+    assert [alarms.check({"entropy": value, "ratio_ess": 0.0}) for value in (0.0, 9.0)] == [[], []]
 
 
 def test_losses_without_entropy_raise_no_alarm() -> None:

@@ -182,7 +182,9 @@ class Learner:
             raise CheckpointError(f"checkpoint {folder} is not the one that the table `checkpoints` names; restore it")
         self.version = self.saved_version = row["policy_version"]
         self.optimizer_steps = row["optimizer_step"]
-        self._alarms = Alarms(self._trainer.alarms, state.first_entropy, set(state.standing_alarms))
+        self._alarms = Alarms(
+            self._trainer.alarms, state.first_entropy, set(state.standing_alarms), state.lowest_entropy
+        )
         self._watch = UpdateMonitor(self._trainer, self.backend.policy, 1, self._alarms)
         self._written = [(self.optimizer_steps, folder)]
 
@@ -259,6 +261,7 @@ class Learner:
             snapshot=snapshot,
             config=self._trainer.model_dump(mode="json"),
             first_entropy=self._alarms.first_entropy,
+            lowest_entropy=self._alarms.lowest_entropy,
             standing_alarms=sorted(self._alarms.active),
         )
         state = save_checkpoint(folder, self.backend, state)

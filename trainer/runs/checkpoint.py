@@ -64,6 +64,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements on held-out episodes so far: updates done, negative log-likelihood."""
     first_entropy: float | None = None
     """Entropy at the run's first update, for the entropy alarm."""
+    lowest_entropy: float | None = None
+    """Lowest entropy of an update so far, for the alarm of its rise."""
     standing_alarms: list[str] = []
     """Alarms that were active at the last update."""
 

@@ -170,7 +170,9 @@ class TrainingRun:
         self.alarms = Alarms(config.alarms)
         if state is not None:
             self.history = list(state.validations)
-            self.alarms = Alarms(config.alarms, state.first_entropy, set(state.standing_alarms))
+            self.alarms = Alarms(
+                config.alarms, state.first_entropy, set(state.standing_alarms), state.lowest_entropy
+            )
 
     def finish(self, *, on_step: Progress | None, evaluate: Evaluation | None = None) -> TrainResult:
         """Do the remaining optimizer steps, or stop early where validation says so; then export the model."""
@@ -276,6 +278,7 @@ class TrainingRun:
             config=self.run.parameters,
             validations=self.history,
             first_entropy=self.alarms.first_entropy,
+            lowest_entropy=self.alarms.lowest_entropy,
             standing_alarms=sorted(self.alarms.active),
         )
         state = save_checkpoint(folder, self.run.backend, state)
