@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from benchmarks.ladder.report import BEGIN, END, table
 from benchmarks.ladder.statistics import Verdict, holm, paired
 from benchmarks.learning.arms import BY_NAME, COMPARED
+from benchmarks.learning.beforehand import Forecast, read_forecasts
 from benchmarks.learning.results import Result, Results, Task
 from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, Plan
 from benchmarks.learning.study import choose_rate, gains_over_start, gate_tasks, passes_gate, start_tasks, tuning_tasks
@@ -41,6 +42,8 @@ class EnvironmentReport(BaseModel):
     passes_gate: bool | None
     """None while the tuning seeds are under way."""
     compared: list[Result]
+    forecasts: list[Forecast] = []
+    """Diagnostics of the start weights' rollouts, before any training."""
 
     @property
     def whole_seeds(self) -> list[int]:
@@ -121,6 +124,7 @@ def collect_report(out: Path, plan: Plan, environments: Sequence[Environment]) -
                 gains=gains_over_start(plan, environment, results) if is_through else {},
                 passes_gate=is_compared if is_through else None,
                 compared=list_ended(list_compared_tasks(plan, environment, results)) if is_compared else [],
+                forecasts=read_forecasts(out, environment),
             )
         )
     return Report(environments=reports)
@@ -130,9 +134,8 @@ def build_tables(report: Report) -> str:
     """Return all tables: what was run, the gate, the declared comparisons, then each environment."""
     sections = [_tell_progress(report), _tell_gate(report), _tell_verdicts(report)]
     for environment in report.environments:
-        parts = [
-            part for part in (_tell_tuning(environment), _tell_arms(environment), _tell_curve(environment)) if part
-        ]
+        tellers = (_tell_forecasts, _tell_tuning, _tell_arms, _tell_curve)
+        parts = [part for tell in tellers if (part := tell(environment))]
         if parts:
             sections += [f"### {environment.label}", *parts]
     return "\n\n".join(section for section in sections if section)
@@ -222,6 +225,24 @@ def _tell_verdicts(report: Report) -> str:
         "area",
     )
     return f"The declared comparisons of success after the budget:\n\n{table(head, rows)}"
+
+
+def _tell_forecasts(environment: EnvironmentReport) -> str:
+    if not environment.forecasts:
+        return ""
+    rows = [
+        (
+            BY_NAME[each.arm].label,
+            f"{each.agreement:.3f}",
+            f"{each.pairs:,}",
+            "" if each.shared is None else f"{each.shared:.1%}",
+            "" if each.meaningful is None else f"{each.meaningful:.1%}",
+        )
+        for each in environment.forecasts
+    ]
+    head = ("estimator", "agreement", "actions at states", "shared", "meaningful")
+    note = f"Before training, from rollouts of the start weights of tuning seed {TUNING_SEEDS[0]}"
+    return f"{note}:\n\n{table(head, rows)}"
 
 
 def _tell_tuning(environment: EnvironmentReport) -> str:

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
 
 from benchmarks.ladder.report import BEGIN, END
 from benchmarks.learning.arms import COMPARED, START
+from benchmarks.learning.beforehand import correlate
 from benchmarks.learning.report import Report, build_tables, collect_report, list_verdicts, read_success, replace_tables
 from benchmarks.learning.results import Result, Results, Round, Task
 from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, Plan
@@ -99,6 +102,14 @@ def test_measures() -> None:
         0.75,
         0.75,
     ]
+
+
+def test_agreement_counts_a_pair_as_often_as_its_steps() -> None:
+    pairs = pl.DataFrame(
+        {"advantage": [1.0, 0.0, -2.0], "advantage_2": [0.5, 0.25, -1.0], "steps": [4, 1, 9], "steps_2": 1}
+    )
+    repeated = np.repeat(pairs.select("advantage", "advantage_2").to_numpy(), [2, 1, 3], axis=0)
+    assert correlate(pairs) == pytest.approx(np.corrcoef(repeated.T)[0, 1])
 
 
 def test_what_is_concluded(tmp_path: Path) -> None:
