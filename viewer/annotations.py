@@ -15,6 +15,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
 from lake.errors import TrajlakeError
+from lake.read.text_table import format_count
 from lake.write.scores import RATING, Annotation, annotate
 from viewer import filters, session, tables
 from viewer.components import warn_of_missing
@@ -220,7 +221,10 @@ def draw_queue_button(episode_filter: EpisodeFilter, order: Sort | None) -> None
             return
         queue_filter = replace(episode_filter, unlabelled=(label, author))
         queue = read(annotations.read_queue, queue_filter, order)
-        st.caption(f"{number(queue.unlabelled)} of {number(queue.total)} episodes of this list are left to label.")
+        st.caption(
+            f"{number(queue.unlabelled)} of {format_count(queue.total, 'episode')} of this list "
+            f"{'is' if queue.unlabelled == 1 else 'are'} left to label."
+        )
         if queue.first is not None:
             first = href(Page.EPISODE, episode=ids.to_text(queue.first), list=filters.pack_filter(queue_filter, order))
             st.html(f'<div class="trajlake-chips">{chip_link("Annotate these", first)}</div>')

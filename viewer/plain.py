@@ -8,10 +8,13 @@ code span. Control characters (ANSI escapes, bidirectional overrides) are shown 
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 CHIP = 60
 """Characters of a name in a heading, label or badge."""
+
+MAX_ELEMENTS = 5000
+"""Elements of a stored JSON list that is parsed."""
 
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 
@@ -88,8 +91,20 @@ def percent(value: float | None) -> str:
     return number(None) if value is None else f"{100 * value:.0f} %".replace("-", "\N{MINUS SIGN}")
 
 
+class CutText(str):
+    """A text that may be cut; no stored JSON can spell its `length`, the characters of the full text."""
+
+    length: int
+
+    def __new__(cls, text: str, length: int) -> Self:
+        """Make the text."""
+        cut = super().__new__(cls, text)
+        cut.length = length
+        return cut
+
+
 def parse_list(document: str | None, length: int) -> list[Any] | None:
-    """Return the elements of a stored JSON list; None if the text is cut or is not a list.
+    """Return the elements of a stored JSON list; None if the text is cut, long or no list.
 
     Args:
         document: the text, which may be cut; None is an empty list.
@@ -103,13 +118,13 @@ def parse_list(document: str | None, length: int) -> list[Any] | None:
         document_ = json.loads(document)
     except (ValueError, RecursionError):
         return None
-    return document_ if isinstance(document_, list) else None
+    return document_ if isinstance(document_, list) and len(document_) <= MAX_ELEMENTS else None
 
 
 def parse_messages(document: str | None, length: int) -> list[Any]:
     """Return stored chat messages; a single message with the text if it cannot be parsed."""
     messages = parse_list(document, length)
-    return [{"role": "messages", "content": document}] if messages is None else messages
+    return [{"role": "messages", "content": CutText(document or "", length)}] if messages is None else messages
 
 
 def get_role(message: Any) -> str:

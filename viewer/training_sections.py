@@ -14,7 +14,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.judgements.credit import Credit
 from lake.judgements.scores import ENV_RETURN
-from lake.read.text_table import count_noun
+from lake.read.text_table import count_noun, format_count
 from lake.read.training import name_evaluation_run
 from viewer import components as ui
 from viewer import download, figures, filters, run_details, session, tables
@@ -337,7 +337,9 @@ def _draw_loop_state(loop: Loop, sums: Row) -> None:
                 ui.draw_badge("running", "blue")
             st.toggle("Follow", value=True, key=_FOLLOW, bind="query-params", help="Show new data automatically.")
             for part in read(training.list_activities, loop):
-                episodes = "" if part.planned is None else f"{number(part.done)} of {number(part.planned)} episodes"
+                episodes = (
+                    "" if part.planned is None else f"{number(part.done)} of {format_count(part.planned, 'episode')}"
+                )
                 if part.phase == "evaluating":
                     ui.draw_fact("evaluating on held-out starts", episodes)
                     continue
@@ -348,7 +350,7 @@ def _draw_loop_state(loop: Loop, sums: Row) -> None:
     if loop.error:
         st.code(visible(loop.error), language=None, wrap_lines=True)
     if planned:
-        st.progress(min(1.0, done / planned), text=f"{done:,} of {planned:,} rounds")
+        st.progress(min(1.0, done / planned), text=f"{done:,} of {format_count(planned, 'round')}")
 
 
 def follow_loop(loop: Loop, draw_seconds: float) -> None:
@@ -542,7 +544,7 @@ def _draw_round(loop: Loop, round_number: int, *, is_evaluated: bool) -> None:
             )
         if row["updates"]:
             job = ids.to_text(loop.train_job)
-            label = f"Its {row['updates']:,} updates, from {row['first_update']:,}"
+            label = f"Its {format_count(row['updates'], 'update')}, from {row['first_update']:,}"
             ui.draw_link(
                 Page.TRAINING, label, "model_training", job=job, round=round_number, update=row["first_update"]
             )

@@ -18,7 +18,7 @@ from testkit.lakes import RUN, add_credit, add_training, build_lake, rollout
 
 pytestmark = pytest.mark.browser
 
-WIDTHS = (1440, 1024)
+WIDTHS, NARROW = (1440, 1024), 480
 MOST_NODES = 5_000
 SIBLINGS, STEPS = 300, 1_000
 KINDS = ("/", "/episodes", "/episode", "/compare")
@@ -104,13 +104,15 @@ def lasting(page: Any, faults_now: str) -> list[str]:
     ],
 )
 def test_nothing_keeps_readers_out_of_a_page(page: Any, lk: Lake, is_everything: bool, turn: int) -> None:
-    """One half is light, the other dark; widths take turns."""
+    """One half is light, the other dark; widths take turns, and a conversation is narrow too."""
     faults_by_page: dict[str, list[str]] = {}
     walked = [(path, heading) for path, heading in pages(lk) if is_everything or path.partition("?")[0] in KINDS]
     assert is_everything or len(walked) == len(KINDS)
     for number, (path, heading) in enumerate(walked):
         scheme = SCHEMES[(2 * number // len(walked) + turn) % 2]
         width = WIDTHS[(number + turn) % 2]
+        if path.startswith("/episode?") and not is_everything:
+            width = NARROW
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         go(page, path, heading)

@@ -14,10 +14,12 @@ from lake.errors import UsageError
 from lake.records import EpisodeRecord, StepRecord
 from testkit.command_line import runner
 from testkit.lakes import build_lake, rollout
+from viewer import plain
 from viewer.navigation import Page
-from viewer.queries import ListWindow
+from viewer.queries import ListWindow, transcripts
 from viewer.reader import Reader
-from viewer.transcript import head, outline
+from viewer.transcript import head, outline, page
+from viewer.transcript.blocks import list_message_blocks
 from viewer.transcript.view_model import EpisodeTranscript, describe_lines, describe_steps, load_transcript
 
 FORMATS = Path(__file__).resolve().parents[1] / "golden" / "formats"
@@ -41,8 +43,8 @@ def shorten(text: str) -> str:
 
 def read_conversation(transcript: EpisodeTranscript) -> list[tuple[int | None, dict[str, Any]]]:
     """The blocks that the conversation shows, with the numbers of their messages."""
-    page = describe_lines(transcript, ListWindow(1000), None)
-    numbers = {line["index"]: line["number"] for line in (*page["lines"], *page["ends"])}
+    drawn = describe_lines(transcript, ListWindow(1000), None)
+    numbers = {line["index"]: line["number"] for line in (*drawn["lines"], *drawn["ends"])}
     order = sorted(numbers)
     return [
         (None if block["place"] is None else numbers[step["index"]] + block["place"], block)
@@ -132,6 +134,38 @@ def test_a_state_that_no_message_holds_is_a_message(tmp_path: Path) -> None:
         assert next(block["text"] for _, block in blocks if block["kind"] == "state") in ("A hall.", "A gate.")
 
 
+def test_long_texts_leave_messages_calls_and_results_what_they_are(tmp_path: Path) -> None:
+    """Each text has its true length, wherever the lake stores it."""
+    long = 300_000
+    arguments = json.dumps({"text": "a" * long})
+    call = {"id": "c", "function": {"name": "write", "arguments": arguments}}
+    parts = [{"role": "tool", "content": str(number) + "r" * 20_000} for number in range(5)]
+    steps = [
+        StepRecord(state="u" * long, action="", tool_calls=[call]),
+        StepRecord(state="r" * long, state_role="tool", action="Done."),
+        StepRecord(state="x", action="Done.", context=parts),
+    ]
+    steps[1].context = [{"role": "tool", "tool_call_id": "c", "content": "r" * long, "length": 10**40}]
+    first = [{"role": "system", "content": "s" * long}, {"role": "user", "content": "u" * long}]
+    record = EpisodeRecord(task_id="t", rollout_index=0, status="completed", steps=steps, initial_messages=first)
+    lk = build_lake(tmp_path, [record])
+    reader = Reader(lk.snapshot())
+    episode_id = lk.sql("SELECT episode_id FROM episodes").item()
+    blocks = [(number, block) for number, block in read_conversation(load(reader, episode_id)) if number is not None]
+    assert [(number, block["label"], block["length"]) for number, block in blocks] == [
+        (1, "system", long),
+        (2, "user", long),
+        (3, "write", len(plain.format_json(arguments))),
+        (4, "result", long),
+        (5, "action", len("Done.")),
+        *((number, "tool", 20_001) for number in range(6, 11)),
+        (11, "action", len("Done.")),
+    ]
+    assert all(block["shown"] <= transcripts.TEXT for _, block in blocks)
+    (beyond,) = list_message_blocks(plain.parse_messages("[{", 9_000_000), "before")
+    assert beyond.length == 9_000_000, "a document beyond the limit says how long it is"
+
+
 def test_what_says_nothing_new_is_quiet(tmp_path: Path) -> None:
     """Replies of a tool that are all empty are marked once; without advantages there is no column for them."""
     steps = [
@@ -145,10 +179,10 @@ def test_what_says_nothing_new_is_quiet(tmp_path: Path) -> None:
         step.state_role, step.finish_reason = "tool", "length" if index else None
     lk = build_lake(tmp_path, [EpisodeRecord(task_id="t", rollout_index=0, status="completed", steps=steps)])
     transcript = load(Reader(lk.snapshot()), lk.sql("SELECT episode_id FROM episodes").item())
-    page = describe_lines(transcript, ListWindow(10), None)
-    labels = [[mark[0] for mark in line["marks"]] for line in page["lines"]]
+    drawn = describe_lines(transcript, ListWindow(10), None)
+    labels = [[mark[0] for mark in line["marks"]] for line in drawn["lines"]]
     assert labels == [[outline.EMPTY_REPLY], [outline.FROM_EMPTY_REPLY], [], [], []]
-    assert (page["credited"], page["rewarded"]) == (False, False)
+    assert (drawn["credited"], drawn["rewarded"]) == (False, False)
     badges = [step["badges"] for step in describe_steps(transcript, range(5))]
     assert [[label for label, _, _ in marks] for marks in badges] == [[], [], *([["cut at the limit"]] * 3)]
 
@@ -171,6 +205,30 @@ def test_the_head_names_task_answer_and_why_it_was_scored_so(tmp_path: Path) -> 
     assert "<span>Find the &lt;b&gt;key&lt;/b&gt;.</span>" in html
     assert '<span class="good">outcome <b>1</b></span>' in html
     assert "<summary>judge <b>0.5</b></summary><div>Half &lt;i&gt;done&lt;/i&gt;.</div>" in html
+
+
+def test_a_file_holds_what_began_at_the_steps_of_its_episodes(tmp_path: Path) -> None:
+    """Sub-agents of sub-agents are in the file but in no index, and none beyond the limit of episodes."""
+    lk = build_lake(tmp_path, [rollout("t", 0, 1.0)])
+    parent = chosen = lk.sql("SELECT episode_id FROM episodes").item()
+    for task in ("part", "part of the part"):
+        with lk.job(kind="collect", run_id="demo") as job:
+            born: dict[str, Any] = {"parent_episode_id": ids.to_text(parent), "relation": "subagent"}
+            job.record([rollout(task, 0, None, agent_id="helper " * 30, **born)])
+        parent = lk.sql("SELECT episode_id FROM episodes WHERE task_id = ?", [task]).item()
+    reader = Reader(lk.snapshot())
+    loaded = page.load_episodes(reader.read, None, [chosen])
+    assert [(transcript.facts["task_id"], transcript.is_below) for transcript in loaded] == [
+        ("t", False),
+        ("part", True),
+        ("part of the part", True),
+    ]
+    html = page.render_html(loaded).decode()
+    assert html.count("<header id=") == 3
+    assert '<table class="index">' not in html
+    ((branch,),) = loaded[1].branches.values()
+    assert branch["href"] == f"#episode-{ids.to_text(parent)}"
+    assert branch["text"].endswith(", 3 steps, completed, began at an unknown step"), "the note is never cut off"
 
 
 def test_a_file_of_chosen_episodes_has_an_index_and_a_limit(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import polars as pl
 import pytest
@@ -134,8 +135,10 @@ def test_what_came_out_of_a_step_branches_off_there(tmp_path: Path, monkeypatch:
         job.record([rollout("part", 0, None, agent_id="`helper`", **born)])
     at = open_page("episode", episode=parent, step=1)
     child = ids.to_text(episode_id(lk, "part", 0))
-    branch = {"text": "subagent: `helper`, 3 steps", "href": f"/episode?episode={child}", "episode": child}
-    assert opened(at)["branches"] == [branch]
+    text = "subagent: `helper`, 3 steps, completed"
+    (branch,) = opened(at)["branches"]
+    assert branch.pop("words").startswith("You are at the gate.")
+    assert branch == {"text": text, "href": f"/episode?episode={child}", "episode": child}
     assert [[label for label, _, _ in line["marks"]] for line in transcript(at)["lines"]] == [[], ["1 branch"], []]
 
 
@@ -224,6 +227,13 @@ def test_previous_and_next_follow_the_filtered_list(lk: Lake) -> None:
                 assert f'<a href="{address}" data-key="{key}" title="key {key}">{label}</a>' in text
             else:
                 assert f"<span>{label}</span>" in text
+
+
+def test_a_list_of_one_has_no_plural(lk: Lake) -> None:
+    only = episode_id(lk, "mixed", 0)
+    query = f"SELECT episode_id FROM episodes WHERE episode_id = {only}"
+    text = words(open_page("episode", episode=only, list=urlencode({"sql": query})))
+    assert "1 of 1 episode that matches the filter" in text
 
 
 def test_an_episode_outside_the_list_is_shown_all_the_same(lk: Lake) -> None:

@@ -621,13 +621,13 @@ def test_an_unscored_episode_has_unknown_rewards_not_0(snap: Reader, facts: Rows
 def test_long_texts_are_cut_in_sql_and_their_length_is_told(tmp_path: Path) -> None:
     long = rollout("long", 0, 1.0, num_steps=1)
     long.steps[0].action = "x" * 10_000
-    long.steps[0].context = [{"role": "user", "content": "y" * (transcripts.JSON + 1)}]
+    long.steps[0].context = [{"role": "user", "content": "y" * (transcripts.DOCUMENT + 1)}]
     snap = build_lake(tmp_path, [long]).snapshot()
     episode_id = snap.sql("SELECT episode_id FROM episodes").item()
     (row,) = transcripts.read_steps(snap, episode_id, [0]).to_dicts()
     assert (len(row["action"]), row["action_length"]) == (transcripts.TEXT, 10_000)
     assert (row["reasoning_length"], row["tool_calls"], row["tool_calls_length"]) == (20, None, 0)
-    assert len(row["context"]) == transcripts.JSON < row["context_length"]
+    assert len(row["context"]) == transcripts.DOCUMENT < row["context_length"]
     assert transcripts.read_text(snap, episode_id, 0, "action", 20_000) == "x" * 10_000
     assert transcripts.read_text(snap, episode_id, 0, "action", 5) == "xxxxx"
     assert transcripts.read_text(snap, episode_id, 7, "action", 5) == ""

@@ -63,7 +63,10 @@ def drawn() -> EpisodeRecord:
 def test_texts_look_as_what_they_are_and_hostile_ones_do_nothing(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a file, whose policy forbids inline scripts and styles: a markup with either would make an error."""
+    """In a file, whose policy forbids inline scripts and styles: a markup with either would make an error.
+
+    The light one is wide, the dark one narrow.
+    """
     lk = build_lake(tmp_path / "lake", [drawn()])
     out = tmp_path / "drawn.html"
     episode = ids.to_text(lk.sql("SELECT episode_id FROM episodes").item())
@@ -75,7 +78,7 @@ def test_texts_look_as_what_they_are_and_hostile_ones_do_nothing(
 
 def check_looks(browser: Any, address: str, scheme: str) -> dict[str, str]:
     """Check the elements of every kind of text; return the colours of some."""
-    page = browser.new_page(viewport={"width": 1280, "height": 9000}, color_scheme=scheme)
+    page = browser.new_page(viewport={"width": 480 if scheme == "dark" else 1280, "height": 9000}, color_scheme=scheme)
     faults: list[str] = []
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -120,7 +123,7 @@ def check_looks(browser: Any, address: str, scheme: str) -> dict[str, str]:
     violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     serious = [rule for rule in violations if rule["impact"] in ("serious", "critical")]
     nodes = [f"{rule['id']}: {node['target']} {node['failureSummary']}" for rule in serious for node in rule["nodes"]]
-    assert [node for node in nodes if ".drawn" in node or "hl-" in node] == []
+    assert nodes == []
 
     block = page.locator(".block").filter(has=page.locator(".heading", has_text="Plan"))
     block.get_by_role("button", name="as written").click()

@@ -159,6 +159,18 @@ def test_other_jobs_have_the_colours_of_the_legend(page: Any) -> None:
     page.wait_for_function("document.querySelectorAll('.trajlake-legend').length === 2")
 
 
+@pytest.mark.slow("a click beside a point of a curve opens it")
+def test_a_click_a_few_pixels_beside_a_point_opens_it(page: Any) -> None:
+    """Update 12 has the least loss, 0, between two of 1."""
+    go(page, "/training", "Training")
+    place = painted(page, POSITIVE)
+    canvas = page.locator("[data-testid=stVegaLiteChart] canvas").first.bounding_box()
+    first, last = place["columns"]
+    across = first + (last - first) * 12 / (UPDATES - 1)
+    page.mouse.click(canvas["x"] + canvas["width"] * across + 3, canvas["y"] + canvas["height"] * place["rows"][1] - 6)
+    shows_update(page, "12")
+
+
 @pytest.mark.slow("an update is typed, and Back leads out of it")
 def test_an_update_is_typed_and_back_leads_out_of_it(page: Any, lk: Lake) -> None:
     go(page, f"/episodes?run={RUN}", "Episodes")

@@ -17,6 +17,8 @@ from lake import Lake, ids
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.command_line import runner
 from testkit.lakes import add_credit, build_lake, rollout
+from viewer.reader import Reader
+from viewer.transcript.page import load_episodes, render_html
 
 pytestmark = pytest.mark.browser
 VIEWPORT = {"width": 1440, "height": 900}
@@ -227,7 +229,10 @@ def test_a_conversation_shows_each_message_once_and_harmless(page: Any, lk: Lake
     line(page, 1).locator(".ledger").wait_for()
 
 
-def test_a_sub_agent_opens_in_place_with_its_own_and_keys_stay_with_the_episode(page: Any, lk: Lake) -> None:
+def test_a_sub_agent_opens_in_place_with_its_own_and_keys_stay_with_the_episode(
+    page: Any, lk: Lake, tmp_path: Path
+) -> None:
+    """A page has them, and so has a file, which asks for nothing."""
     go(page, lk, "judged", view="conversation")
     address, branch = page.url, page.locator(".branch")
     assert page.locator(".branch .speech").count() == 0, "it is read when it is opened"
@@ -246,6 +251,12 @@ def test_a_sub_agent_opens_in_place_with_its_own_and_keys_stay_with_the_episode(
     assert page.evaluate("window.hostile") is None
     own_page = branch.locator("> summary a").first.get_attribute("href")
     assert own_page == f"/episode?episode={ids.to_text(lk.sql(EPISODE_OF, ['part']).item())}"
+    loaded = load_episodes(Reader(lk.snapshot()).read, None, [lk.sql(EPISODE_OF, ["judged"]).item()])
+    (tmp_path / "judged.html").write_bytes(render_html(loaded))
+    page.goto((tmp_path / "judged.html").as_uri())
+    branch.first.locator("summary .role").click()
+    inner.locator("summary .role").click()
+    inner.locator(".speech", has_text="said inner").wait_for()
 
 
 @pytest.mark.slow("step 0 is on a small screen below what six scorers say")
@@ -503,6 +514,7 @@ def test_hiding_reasoning_keeps_the_step_open(page: Any, lk: Lake) -> None:
     go(page, lk, "walk", step=3)
     opened(page, 3)
     line(page, 4).locator(".head").click()
+    page.get_by_role("button", name="Details").click()
     page.get_by_text("Reasoning", exact=True).click()
     page.wait_for_function("() => document.querySelector('.without-reasoning [data-step=\"4\"] .texts')")
     assert not line(page, 4).locator(".reasoning").is_visible()

@@ -15,6 +15,7 @@ from lake.judgements import outcomes
 from lake.judgements.credit import Credit
 from lake.judgements.scores import read_scores_of
 from lake.write.rows import put_back
+from viewer import plain
 from viewer.queries import (
     EXCERPT,
     NO_ADVANTAGES,
@@ -30,8 +31,10 @@ from viewer.queries import (
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
+DOCUMENT = 8_000_000
+"""Characters of a JSON document with messages or calls that is parsed; a longer one is shown as text."""
 JSON = 200_000
-"""Longest JSON document that is parsed; a longer one is shown as text."""
+"""Characters of other JSON documents."""
 HEAD = 240
 """Characters of an action in the line of its step."""
 ENCODINGS, CHECKPOINTS = 4, 8
@@ -42,14 +45,17 @@ UPDATES = 20
 """Updates of a training run that are listed."""
 
 _INCOMING = """CASE
+            WHEN list_contains($moved::INTEGER[], step_index)
+            THEN ($counts::INTEGER[])[list_position($moved::INTEGER[], step_index)]
             WHEN json_valid(context) AND json_type(context) = 'ARRAY' AND json_array_length(context) > 0
             THEN json_array_length(context)::INTEGER
             WHEN state_role IN ('tool', 'function') THEN 1
             WHEN step_index = 0 AND (
-                SELECT coalesce(json_array_length(initial_messages), 0) > 0 FROM episodes WHERE episode_id = $episode
+                SELECT coalesce(json_array_length(initial_messages) > 0 OR initial_messages LIKE '"blob:%', false)
+                FROM episodes WHERE episode_id = $episode
             ) THEN 0
             WHEN state_hash IS NOT NULL THEN 1 ELSE 0 END"""
-"""SQL: the messages between the last decision and this one; a state that no message holds is one."""
+"""SQL: the messages between the last decision and this one; a state that no message holds is one (`_count_moved`)."""
 
 TextColumn = Literal["state", "action", "reasoning", "context", "tool_calls"]
 EpisodeColumn = Literal["initial_messages", "final_observation", "tools", "ground_truth", "sampling", "extra", "error"]
@@ -92,7 +98,7 @@ def read_related_episodes(lake: LakeReader, episode_id: int) -> pl.DataFrame:
 
 
 def read_document(
-    lake: LakeReader, episode_id: int, column: EpisodeColumn, limit: int = JSON
+    lake: LakeReader, episode_id: int, column: EpisodeColumn, limit: int = DOCUMENT
 ) -> tuple[str | None, int]:
     """Return a document of an episode, cut after `limit` characters, and its full length."""
     # One query reads all documents of a page, so that the next one comes from the cache of answers.
@@ -117,6 +123,14 @@ def restore_documents(lake: LakeReader, frame: pl.DataFrame, lengths: dict[str, 
         full_length = pl.when(is_restored).then(pl.col(column).str.len_chars()).otherwise(pl.col(length))
         restored = restored.with_columns(full_length.alias(length), pl.col(column).str.slice(0, limit))
     return restored
+
+
+def _count_moved(lake: LakeReader, episode_id: int) -> Params:
+    """Return the steps whose messages are a document in `blobs`, and how many messages each has, for `_INCOMING`."""
+    query = "SELECT step_index, context, 0 AS n FROM steps WHERE episode_id = $episode AND context LIKE '\"blob:%'"
+    frame = restore_documents(lake, lake.sql(query, {"episode": episode_id}), {"context": "n"}, DOCUMENT)
+    counts = [len(plain.parse_list(text, length) or "1") for text, length in frame.select("context", "n").iter_rows()]
+    return {"moved": frame["step_index"].to_list(), "counts": counts}
 
 
 def read_text(lake: LakeReader, episode_id: int, step_index: int, column: TextColumn, limit: int) -> str:
@@ -173,7 +187,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         FROM mine AS m LEFT JOIN {build_replies_sql("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index
         """
-    return lake.sql(query, {"episode": episode_id, "head": HEAD} | window.params())
+    return lake.sql(query, {"episode": episode_id, "head": HEAD} | _count_moved(lake, episode_id) | window.params())
 
 
 def read_reward_scale(lake: LakeReader, episode_id: int) -> tuple[float, bool]:
@@ -186,7 +200,7 @@ def read_reward_scale(lake: LakeReader, episode_id: int) -> tuple[float, bool]:
 def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit: int = TEXT) -> pl.DataFrame:
     """Return some of an episode's steps in order, with their texts cut after `limit` characters.
 
-    `*_length` is the full length of each text. Documents are read up to `JSON` characters, or up to a larger `limit`.
+    `*_length` is the full length of each text. Documents are read up to `DOCUMENT` characters.
     """
     limits = {"state": "text", "action": "text", "reasoning": "text", "context": "json", "tool_calls": "json"}
     cut = ", ".join(
@@ -203,17 +217,17 @@ def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit:
         AS r USING (episode_id, step_index)
         WHERE episode_id = $episode AND list_contains($indices::INTEGER[], s.step_index) ORDER BY s.step_index
         """
-    longest = max(JSON, limit)
-    params: Params = {"episode": episode_id, "indices": list(indices), "text": limit, "json": longest}
+    params: Params = {"episode": episode_id, "indices": list(indices), "text": limit, "json": DOCUMENT}
+    params |= _count_moved(lake, episode_id)
     lengths = {"context": "context_length", "tool_calls": "tool_calls_length"}
-    return restore_documents(lake, lake.sql(query, params), lengths, longest)
+    return restore_documents(lake, lake.sql(query, params), lengths, DOCUMENT)
 
 
 def find_steps(lake: LakeReader, episode_id: int, text: str) -> list[int]:
     """Return the steps whose visible texts hold a text, without regard to case, as the list's search finds them.
 
     -1 stands for the messages before the first step, and the number of steps for those after the last. Stored JSON may
-    escape the text once, as a string, or twice, inside the arguments of a call.
+    escape the text once, as a string, or twice, inside the arguments of a call. The names of its fields match too.
     """
     escaped = json.dumps(text)[1:-1]
     forms = list(dict.fromkeys([text, json.dumps(text, ensure_ascii=False)[1:-1], escaped, json.dumps(escaped)[1:-1]]))

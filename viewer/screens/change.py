@@ -8,6 +8,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit
+from lake.read.text_table import format_count
 from viewer import changed_data, figures, filters, run_details, session, tables
 from viewer import components as ui
 from viewer.navigation import Page, get_parameter, href
@@ -157,7 +158,7 @@ def _draw_figures(frames: compare.Frames, sides: tuple[Side, Side], current: Cre
         "only_b": tables.value("only in B"),
     }
     counts = [
-        f"{name}: {number(int(frame['episodes'].sum()))} episodes of {number(frame.height)} tasks"
+        f"{name}: {format_count(int(frame['episodes'].sum()), 'episode')} of {format_count(frame.height, 'task')}"
         for name, frame in zip("AB", frames, strict=True)
     ]
     how = (
@@ -202,7 +203,7 @@ def _draw_flips(side_a: Side, side_b: Side) -> None:
         return
     ui.draw_fact(
         "advantages of opposite signs",
-        f"**{number(counts['flipped'])} of {number(counts['steps'])}** steps with "
+        f"**{number(counts['flipped'])}** of {format_count(counts['steps'], 'step')} with "
         f"one in both ({percent(counts['flipped'] / counts['steps'])})",
     )
 
@@ -232,9 +233,9 @@ def _draw_tasks(frames: compare.Frames, score: str | None) -> None:
     frame = compare.compare_tasks(frames, ui.draw_pager(total, "tasks", rows=_TASK_ROWS), order)
     fell, rose = int(frame["fell"].max() or 0), int(frame["rose"].max() or 0)  # type: ignore[arg-type]
     st.caption(
-        f"{number(fell)} of {number(total)} tasks fell and {number(rose)} rose beyond chance. Each task has a test of "
-        "its own: Fisher's exact test where the outcome has two values, otherwise Welch's. p is adjusted for all tasks "
-        "of the table (Holm)."
+        f"{number(fell)} of {format_count(total, 'task')} fell and {number(rose)} rose beyond chance. Each task has "
+        "a test of its own: Fisher's exact test where the outcome has two values, otherwise Welch's. p is adjusted for "
+        "all tasks of the table (Holm)."
     )
     frame = frame.with_columns(clear=pl.col("p") < 0.05)
     columns = {

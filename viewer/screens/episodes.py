@@ -8,6 +8,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit, describe_outdated, find_covering
+from lake.read.text_table import format_count
 from viewer import annotations, changed_data, download, filters, navigation, plain, tables
 from viewer import components as ui
 from viewer.navigation import Page, anchor, change_address, get_int, get_parameter, href, remember_run
@@ -60,7 +61,7 @@ def show_episodes() -> None:
     with line.aside:
         download.draw_download_menu(episode_filter, order, totals["episodes"])
         annotations.draw_queue_button(episode_filter, order)
-    groups = f"{number(totals['groups'])} group{'' if totals['groups'] == 1 else 's'}"
+    groups = format_count(totals["groups"], "group")
     has_outcomes = totals["scored"] > 0 or episode_filter.unscored or episode_filter.score is not None
     scored_share = f", mean outcome {number(totals['mean_return'])} ({number(totals['scored'])} scored)"
     window = ui.draw_pager(
@@ -122,7 +123,7 @@ def show_episode() -> None:
             ground_truth, _ = read(transcripts.read_document, episode_id, "ground_truth")
             if ground_truth is not None:
                 st.markdown("**Ground truth**")
-                st.code(visible(plain.format_json(ground_truth)), language="json", wrap_lines=True)
+                st.code(visible(plain.format_json(ground_truth)[: transcripts.JSON]), language="json", wrap_lines=True)
         ui.draw_link(Page.COMPARE, "Compare with siblings", "view_column", episode=ids.to_text(episode_id))
         download.draw_html_link(credit, episode=ids.to_text(episode_id))
         follows_step = annotations.draw_annotations(episode_id, get_int("step"))
@@ -175,8 +176,8 @@ def _build_list_links(episode_id: int) -> str:
         return _join_list_links(back, queue.previous, queue.next, progress)
     if position is None:
         return f'<span class="turn">{back} This episode is not in the filtered list.</span>'
-    filtered = " that match the filter" if episode_filter.narrows else ""
-    label = f"{position.position:,} of {position.total:,} episodes{filtered}"
+    filtered = f" that match{'es' if position.total == 1 else ''} the filter" if episode_filter.narrows else ""
+    label = f"{position.position:,} of {format_count(position.total, 'episode')}{filtered}"
     return _join_list_links(back, position.previous, position.next, label)
 
 

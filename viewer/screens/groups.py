@@ -12,7 +12,7 @@ from lake.cli.options import format_lake_flags
 from lake.judgements import outcomes
 from lake.judgements.credit import Credit, find_covering
 from lake.judgements.scores import ENV_RETURN
-from lake.read.text_table import count_noun
+from lake.read.text_table import count_noun, format_count
 from viewer import changed_data, download, filters, navigation, side_by_side, tables
 from viewer import components as ui
 from viewer.navigation import Page, change_address, get_parameter, href
@@ -151,7 +151,9 @@ def _draw_facts(facts: Row, credit: Credit | None) -> None:
         expected = facts["expected_size"]
         if expected is not None and facts["size"] < expected:
             ui.draw_badge(
-                f"{facts['size']} of {expected} siblings", "orange", explanation="The collector planned more siblings."
+                f"{facts['size']} of {count_noun(expected, 'sibling')}",
+                "orange",
+                explanation="The collector planned more siblings.",
             )
         ui.draw_fact("id", chip(ids.to_text(facts["group_id"])))
         ui.draw_link(Page.GROUPS, "Groups of the run", "arrow_back", run=facts["run_id"], score=get_parameter("score"))
@@ -211,16 +213,16 @@ def _draw_anchors(group_id: int, credit: Credit, score: str) -> None:
     total = read(anchors.count_anchors, group_id, credit)
     total_steps = max(shares["steps"], 1)
     st.caption(
-        f"{count_noun(total, 'state')} shared by two siblings or more; {percent(shares['shared'] / total_steps)} of "
-        f"{number(shares['steps'])} steps start from them, {percent(shares['alone'] / total_steps)} from a state that "
-        "no other step has (A_S 0)."
+        f"{format_count(total, 'state')} shared by two siblings or more; {percent(shares['shared'] / total_steps)} of "
+        f"{format_count(shares['steps'], 'step')} start from them, {percent(shares['alone'] / total_steps)} from a "
+        "state that no other step has (A_S 0)."
     )
     if shares["doubted"]:
         weight = shares["doubted_weight"]  # None where every A_S is 0
         of_sum = "" if weight is None else f": {percent(weight)} of the sum of |A_S|"
         st.warning(
-            f"{number(shares['doubted'])} of {number(shares['shared'])} shared steps are from error texts or empty "
-            f"states, which any situation may lead to{of_sum}.",
+            f"{number(shares['doubted'])} of {format_count(shares['shared'], 'shared step')} are from error texts or "
+            f"empty states, which any situation may lead to{of_sum}.",
             icon=":material/report:",
         )
     if not total:
@@ -330,8 +332,8 @@ def show_anchors() -> None:
 
 def _draw_states(credit: Credit, count: int, shared: int, steps: int) -> None:
     st.caption(
-        f"{number(shared)} of {number(steps)} steps ({percent(shared / steps)}) start from one of {number(count)} "
-        "states that siblings of a group share.",
+        f"{number(shared)} of {format_count(steps, 'step')} ({percent(shared / steps)}) start from one of "
+        f"{format_count(count, 'state')} that siblings of a group share.",
         help=_MEANING,
     )
     columns = {
@@ -431,7 +433,8 @@ def _draw_definitions(credit: Credit) -> None:
     steps = int(measurement.figures["steps"].max() or 0)  # type: ignore[arg-type]
     later = " Episodes were recorded since." if measurement.is_outdated else ""
     st.caption(
-        f"Measured at {measurement.ended_at:%Y-%m-%d %H:%M} UTC on {number(steps)} steps.{later} To measure again:"
+        f"Measured at {measurement.ended_at:%Y-%m-%d %H:%M} UTC on {format_count(steps, 'step')}.{later} "
+        "To measure again:"
     )
     st.code(" ".join(filter(None, (f"trajlake anchors --keep {lake}", measurement.options))), language=None)
     columns = {

@@ -8,6 +8,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
 from lake.judgements import outcomes
+from lake.read.text_table import format_count
 from viewer import changed_data, figures, filters, navigation, run_details, tables
 from viewer import components as ui
 from viewer.navigation import Page, change_address, chip_link, get_parameter, go, href, remember_run
@@ -293,7 +294,7 @@ def _draw_tasks(run: str, score: str | None, success_at: float, tasks: int) -> N
     order = tables.read_order("tasks")
     frame = read(runs.read_tasks, run, success_at, ListWindow(_TASK_ROWS), score, order)
     which = "hardest" if order is None else "first"
-    st.caption(f"The {frame.height} {which} of {number(tasks)} tasks")
+    st.caption(f"The {frame.height} {which} of {format_count(tasks, 'task')}")
     columns = {
         "task_id": tables.text("Task"),
         "episodes": tables.value("Episodes"),

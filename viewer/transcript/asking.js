@@ -70,7 +70,8 @@ class Held {
 
   next() {}
 
-  async other({ find, shared, waterfall }) {
+  async other({ find, shared, waterfall, lines, episode }) {
+    if (lines !== undefined) return { lines: stored.find(({ id }) => id === `episode-${episode}`)?.data };
     if (waterfall !== undefined) return { waterfall: this.view.data.waterfall };
     if (shared !== undefined) return { shared: this.view.contents.get(shared)?.shared };
     if (find === undefined) return {};

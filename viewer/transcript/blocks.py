@@ -114,10 +114,8 @@ def list_following_messages(row: Row | None) -> list[Any]:
     messages = plain.parse_list(row["context"], row["context_length"]) or []
     is_there = any(plain.get_role(message) in RESULT_ROLES for message in messages)
     if row["state_role"] in RESULT_ROLES and not is_there:
-        messages = [
-            *messages,
-            {"role": row["state_role"], "content": row["state"] or "", "length": row["state_length"]},
-        ]
+        content = plain.CutText(row["state"] or "", row["state_length"])
+        messages = [*messages, {"role": row["state_role"], "content": content}]
     return messages
 
 
@@ -155,11 +153,9 @@ def _list_incoming_blocks(row: Row, previous: Row | None, earlier: Sequence[Any]
     messages = list_following_messages(row)
     if is_whole:
         results = set(match_results(previous, messages).values())
-        for block, message in zip(list_message_blocks(messages, "context", results), messages, strict=True):
-            length = message.get("length", block.length) if isinstance(message, Mapping) else block.length
-            length = length if isinstance(length, int) else block.length
-            is_folded = block.is_folded or (block.role in RESULT_ROLES and length > LONG_OUTPUT)
-            yield replace(block, length=length, is_folded=is_folded)
+        for block in list_message_blocks(messages, "context", results):
+            is_output = block.role in RESULT_ROLES and block.length > LONG_OUTPUT
+            yield replace(block, is_folded=block.is_folded or is_output)
     else:
         label = "messages since the last step"
         yield Block("context", "message", label, row["context"], row["context_length"], role="user", place=0)
@@ -191,7 +187,10 @@ def _holds_state(messages: Sequence[Any], row: Row) -> bool:
             if longer == state or (is_cut and longer.startswith(state)):
                 return True
             # Messages of other roles may stand between those of a state.
-            joined = longer if state.startswith(longer) else joined
+            if state.startswith(longer):
+                joined = longer
+            elif not joined:
+                break
     return False
 
 
@@ -218,10 +217,9 @@ def _list_call_blocks(row: Row, following: Sequence[Any]) -> Iterator[Block]:
         if (at := matches.get(position)) is not None:
             message = following[at]
             block = _build_message_block(message, f"result/{position}")
-            length = message.get("length", block.length) if isinstance(message, Mapping) else block.length
-            is_folded = length > LONG_OUTPUT
+            is_folded = block.length > LONG_OUTPUT
             form, language = rendering.detect(block.text, "tool", name), rendering.find_language(arguments)
-            block = replace(block, kind="result", label="result", length=length, is_folded=is_folded)
+            block = replace(block, kind="result", label="result", is_folded=is_folded)
             block = replace(block, form=form, language=language)
             yield replace(block, place=place + 1 + at)
 
@@ -230,7 +228,8 @@ def _build_message_block(message: Any, name: str) -> Block:
     role, text = plain.one_line(plain.get_role(message)), extract_text(message)
     form = rendering.detect(text, role)
     is_folded = role in ("system", "developer")
-    return Block(name, "message", role, text, len(text), form, is_folded, tuple(list_images(message)), role)
+    length = text.length if isinstance(text, plain.CutText) else len(text)
+    return Block(name, "message", role, str(text), length, form, is_folded, tuple(list_images(message)), role)
 
 
 def extract_text(message: Any) -> str:

@@ -73,7 +73,8 @@ function blockOf(view, index, block, title) {
 }
 
 function more(block, load) {
-  const made = button(`Show all ${block.length.toLocaleString("en")} characters`);
+  const [all, length] = [ALL, block.length].map((number) => number.toLocaleString("en"));
+  const made = button(block.length > ALL ? `Show ${all} of ${length} characters` : `Show all ${length} characters`);
   made.onclick = load;
   return made;
 }

@@ -73,8 +73,8 @@ def build_waterfall(rows: pl.DataFrame, judges: Sequence[Row]) -> dict[str, Any]
     bars = []
     for row, start, length in zip(rows.head(MAX_ROWS).iter_rows(named=True), began, took, strict=False):
         span = None
-        if start is not None and total > 0:
-            span = (round(100 * (start - first) / total, 3), round(100 * (length or 0.0) / total, 3))
+        if start is not None and length is not None and total > 0:
+            span = (round(100 * (start - first) / total, 3), round(100 * length / total, 3))
         bars.append(
             {
                 "step": row["step_index"],

@@ -129,12 +129,15 @@ function messageBlock(view, index, block, name) {
 }
 
 // An episode that began at the step, such as a sub-agent's: a fold with its conversation, which is asked for when it is
-// opened. A file has a link instead, if it holds the episode.
-function branchOf(view, { text, href, episode }) {
-  const link = el(href ? "a" : "span", "", view.data.held ? text : "own page");
-  if (href) link.href = href;
-  if (view.data.held) return el("section", "speech branch", link);
-  const made = el("details", "speech branch", el("summary", "", el("b", "role", text), " ", link));
+// opened. A file that does not hold the episode only names it.
+function branchOf(view, { text, words, href, episode }) {
+  const name = el("b", "role", text);
+  const preview = el("span", "preview");
+  preview.dataset.text = words;
+  if (!href) return el("section", "speech branch", name, " ", preview);
+  const link = el("a", "", "own page");
+  link.href = href;
+  const made = el("details", "speech branch", el("summary", "", name, " ", preview, " ", link));
   made.ontoggle = async () => {
     if (!made.open) view.branches.delete(episode);
     if (!made.open || made.querySelector(".trajlake-transcript")) return;

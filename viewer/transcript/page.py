@@ -1,23 +1,26 @@
 """Transcripts as one HTML file, drawn by the viewer's scripts without a server or a network.
 
-The file shows one episode at a time. Several have an index, whose links, and those to sub-agents among them, turn to
-another episode. Its policy allows only the file's script and style, by their hashes, and its images. Foreign text is in
-a block of JSON, which is not a script.
+The file shows one episode at a time. Several have an index, whose links turn to another episode. Episodes that began
+at a step, such as sub-agents', fold in their step, within the file's limits, and are in no index. Its policy allows
+only the file's script and style, by their hashes, and its images. Foreign text is in a block of JSON, which is not a
+script.
 """
 
 from base64 import b64encode
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from html import escape
 from typing import Any
 
 import msgspec
+import polars as pl
 
 from lake import ids
 from viewer import figures, navigation
 from viewer.navigation import Page
 from viewer.plain import number, one_line, signed
-from viewer.queries import ListWindow, Sort, groups
+from viewer.queries import ListWindow, Sort, groups, transcripts
 from viewer.transcript import head, view_model
 from viewer.transcript.view_model import EpisodeTranscript, ReadQuery, load_transcript
 
@@ -72,43 +75,50 @@ def load_transcripts(
 
 
 def load_episodes(read: ReadQuery, credit: str | None, episode_ids: Sequence[int]) -> list[EpisodeTranscript]:
-    """Return the transcripts of episodes, which link to each other only.
+    """Return the transcripts of episodes, which link to each other only, then those that began at their steps.
 
     Raises:
         LookupError: there is no such episode.
     """
-    present = {ids.to_text(episode_id) for episode_id in episode_ids}
+    present: dict[str, EpisodeTranscript] = {}
 
     def link(page: Page, /, **parameters: Any) -> str:
         episode = parameters.get("episode")
         return f"#episode-{episode}" if page is Page.EPISODE and episode in present else ""
 
-    loaded = (load_transcript(read, link, episode_id, credit) for episode_id in episode_ids)
-    transcripts = [transcript for transcript in loaded if transcript is not None]
-    if not transcripts:
+    wanted = list(episode_ids)
+    for episode_id in wanted:  # it grows
+        if (transcript := load_transcript(read, link, episode_id, credit)) is None:
+            continue
+        present[ids.to_text(episode_id)] = replace(transcript, is_below=episode_id not in episode_ids)
+        related = read(transcripts.read_related_episodes, episode_id).filter(~pl.col("is_parent"))
+        below = [child for child in related["episode_id"] if child not in wanted]
+        wanted += below[: max(0, MAX_EPISODES - len(wanted))]
+    if not present:
         raise LookupError
-    return transcripts
+    return list(present.values())
 
 
-def render_html(transcripts: Sequence[EpisodeTranscript]) -> bytes:
-    """Return the file: an episode, or several with an index of their tasks and outcomes."""
+def render_html(loaded: Sequence[EpisodeTranscript]) -> bytes:
+    """Return the file: an episode, or several with an index of the chosen ones' tasks and outcomes."""
+    chosen = [transcript for transcript in loaded if not transcript.is_below]
     budget = MAX_STEP_BYTES
     episodes: list[dict[str, Any]] = []
-    for transcript in transcripts:
+    for transcript in loaded:
         data, size = _collect_steps(transcript, budget)
         budget -= size
         episodes.append({"id": _build_id(transcript), "data": data})
     script = view_model.read_script("alone.js")
     style = "\n".join((figures.VARIABLES, view_model.STYLE, head.STYLE, _STYLE))
     policy = f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
-    name = one_line(navigation.name_episode(transcripts[0].facts), navigation.MAX_NAME)
-    title = escape(name if len(transcripts) == 1 else f"{len(transcripts)} episodes, {name} and others")
+    name = one_line(navigation.name_episode(chosen[0].facts), navigation.MAX_NAME)
+    title = escape(name if len(chosen) == 1 else f"{len(chosen)} episodes, {name} and others")
     # The JSON must not hold the end tag of its element.
     stored = msgspec.json.encode(episodes).decode().replace("<", "\\u003c")
     body = "".join(
-        _render_heading(transcript, episode["data"]) for transcript, episode in zip(transcripts, episodes, strict=True)
+        _render_heading(transcript, episode["data"]) for transcript, episode in zip(loaded, episodes, strict=True)
     )
-    table = _render_index(transcripts) if len(transcripts) > 1 else ""
+    table = _render_index(chosen) if len(chosen) > 1 else ""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><meta name="referrer" content="no-referrer">'

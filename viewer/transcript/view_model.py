@@ -47,6 +47,8 @@ class EpisodeTranscript:
     """The row of `transcripts.read_episode`."""
     credit: Credit | None
     """The credit of the page, if any."""
+    is_below: bool = False
+    """Whether a file holds it only because it began at a step of another."""
 
     @property
     def episode_id(self) -> int:
@@ -112,16 +114,33 @@ class EpisodeTranscript:
 
     @cached_property
     def branches(self) -> dict[int, list[dict[str, str]]]:
-        """The episodes that began at a step (sub-agents, forks, continuations), by step: text, href, episode."""
+        """The episodes that began at a step (sub-agents, forks, continuations), by step.
+
+        text says what it is and how it ended, `words` are the first of its task; href, episode.
+        """
+        related = self.read(transcripts.read_related_episodes, self.episode_id)
+        rows = related.filter(~pl.col("is_parent"))
+        if rows.is_empty():
+            return {}
+        score = None if self.outcome[0] == "outcome" else self.outcome[0]
+        facts = self.read(transcripts.read_facts, tuple(rows["episode_id"]), None, score)
+        first = self.read(transcripts.read_step_texts, tuple((episode_id, 0) for episode_id in rows["episode_id"]))
+        facts = facts.select("episode_id", "status", "outcome").join(first, on="episode_id", how="left")
+        rows = rows.join(facts, on="episode_id", how="left", maintain_order="left")
         by_step: dict[int, list[dict[str, str]]] = {}
-        for row in self.read(transcripts.read_related_episodes, self.episode_id).iter_rows(named=True):
-            if not row["is_parent"]:
-                at, steps = row["parent_step_index"], count_noun(row["num_steps"] or 0, "step")
-                text = f"{row['relation'] or 'child'}: {row['agent_id'] or navigation.name_episode(row)}, {steps}"
-                text += "" if at is not None else ", began at an unknown step"
-                episode = ids.to_text(row["episode_id"])
-                branch = {"text": plain.one_line(text, 90), "href": self.link(Page.EPISODE, episode=episode)}
-                by_step.setdefault(self.count - 1 if at is None else at, []).append(branch | {"episode": episode})
+        for row in rows.iter_rows(named=True):
+            at, episode = row["parent_step_index"], ids.to_text(row["episode_id"])
+            name = f"{row['relation'] or 'child'}: {row['agent_id'] or navigation.name_episode(row)}"
+            details = [count_noun(row["num_steps"] or 0, "step"), plain.one_line(row["status"] or "status unknown")]
+            details += [] if row["outcome"] is None else [f"outcome {plain.number(row['outcome'])}"]
+            details += ["began at an unknown step"] if at is None else []
+            branch = {
+                "text": f"{plain.one_line(name, 90)}, {', '.join(details)}",
+                "words": plain.one_line(row["state"] or "", transcripts.HEAD),
+                "href": self.link(Page.EPISODE, episode=episode),
+                "episode": episode,
+            }
+            by_step.setdefault(self.count - 1 if at is None else at, []).append(branch)
         return by_step
 
 
