@@ -47,8 +47,8 @@ class Alarms:
 
     Each of five signs has a threshold: the policy's entropy collapses, or rises again, few tokens dominate the weights
     or ratios of an update (low effective sample size), most groups have no signal, few steps share their anchor state
-    with a sibling. The first three are checked after every update, the others once, in the data. An alarm is reported when it starts, and
-    again only after the figure has recovered. Every update's row counts the active alarms.
+    with a sibling. The first three are checked after every update, the others once, in the data. An alarm is reported
+    when it starts, and again only after the figure has recovered. Every update's row counts the active alarms.
     """
 
     config: AlarmConfig
@@ -79,8 +79,8 @@ class Alarms:
             if config.entropy_rise is not None and entropy > config.entropy_rise * max(self.lowest_entropy, _LOW):
                 alarms["entropy_rise"] = (
                     f"entropy {entropy:.3g} nats, more than {config.entropy_rise:g} times the lowest so far "
-                    f"({self.lowest_entropy:.3g}): the policy is pushed away from what it did; lower --lr or the entropy "
-                    "bonus, or let episodes weigh alike (loss grpo)"
+                    f"({self.lowest_entropy:.3g}): the policy is pushed away from what it did; lower --lr or the "
+                    "entropy bonus, or let episodes weigh alike (loss grpo)"
                 )
         floor = config.effective_sample_size
         for name, value in sorted(metrics.items()):

@@ -170,9 +170,7 @@ class TrainingRun:
         self.alarms = Alarms(config.alarms)
         if state is not None:
             self.history = list(state.validations)
-            self.alarms = Alarms(
-                config.alarms, state.first_entropy, set(state.standing_alarms), state.lowest_entropy
-            )
+            self.alarms = Alarms(config.alarms, state.first_entropy, set(state.standing_alarms), state.lowest_entropy)
 
     def finish(self, *, on_step: Progress | None, evaluate: Evaluation | None = None) -> TrainResult:
         """Do the remaining optimizer steps, or stop early where validation says so; then export the model."""
