@@ -6,7 +6,8 @@
 
 A study that was stopped goes on where it was. `--arm` repeats one run and prints its result; `--change` sets a field of
 the regime, as the pilots did. `--report` puts the tables between the markers of a Markdown page, and every run into a
-JSON file beside it; what is missing is said. `--small` proves in minutes that everything works together. It needs the
+JSON file beside it; what is missing is said. `--restore docs/learning.md` takes the runs of that file, so that the study
+resumes on another machine. `--small` proves in minutes that everything works together. It needs the
 packages gymnasium and minigrid.
 """
 
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--restore", type=Path, help="page whose JSON file holds runs that have ended")
     parser.add_argument("--arm", choices=(START, *BY_NAME), help="run this arm alone, on one environment")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=0.0, help="learning rate of --arm")
@@ -39,6 +41,10 @@ def main() -> None:
     arguments = parser.parse_args()
     plan = SMALL if arguments.small else Plan()
     environments = [ENVIRONMENTS[name] for name in arguments.environment or plan.environments]
+    if arguments.restore is not None:
+        from benchmarks.learning.report import restore_results
+
+        print(f"{restore_results(arguments.restore, arguments.out)} runs restored from {arguments.restore}")
     if arguments.report is not None:
         from benchmarks.learning.report import write_report
 

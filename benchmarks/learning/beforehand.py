@@ -96,18 +96,20 @@ def forecast(out: Path, environment: Environment) -> list[Forecast]:
             report = run_credit(lk, estimator)
             rows.append(_measure(lk, environment.name, arm.name, report.job_id))
     shutil.rmtree(folder)
-    name_file(out, environment).write_bytes(_FORECASTS.dump_json(rows, indent=1))
+    write_forecasts(out, environment.name, rows)
     return rows
 
 
-def name_file(out: Path, environment: Environment) -> Path:
-    """Return the file of an environment's diagnostics."""
-    return out / "beforehand" / f"{environment.name}.json"
+def write_forecasts(out: Path, environment: str, rows: list[Forecast]) -> None:
+    """Store the diagnostics of an environment."""
+    path = out / "beforehand" / f"{environment}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_FORECASTS.dump_json(rows, indent=1))
 
 
-def read_forecasts(out: Path, environment: Environment) -> list[Forecast]:
+def read_forecasts(out: Path, environment: str) -> list[Forecast]:
     """Return the stored diagnostics of an environment; none if they were not computed."""
-    path = name_file(out, environment)
+    path = out / "beforehand" / f"{environment}.json"
     return _FORECASTS.validate_json(path.read_bytes()) if path.exists() else []
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from benchmarks.ladder.report import BEGIN, END, table
 from benchmarks.ladder.statistics import Verdict, holm, paired
 from benchmarks.learning.arms import BY_NAME, COMPARED
-from benchmarks.learning.beforehand import Forecast, read_forecasts
+from benchmarks.learning.beforehand import Forecast, read_forecasts, write_forecasts
 from benchmarks.learning.results import Result, Results, Task
 from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, Plan
 from benchmarks.learning.study import choose_rate, gains_over_start, gate_tasks, passes_gate, start_tasks, tuning_tasks
@@ -87,6 +87,27 @@ def write_report(out: Path, plan: Plan, environments: Sequence[Environment], pag
     page.with_suffix(".json").write_text(report.model_dump_json(indent=1) + "\n")
 
 
+def restore_results(page: Path, out: Path) -> int:
+    """Write the runs of a page's JSON file into a study's folder, which then runs only what is missing.
+
+    Args:
+        page: the page that `write_report` filled.
+        out: folder of the study; results that are there stay as they are.
+
+    Returns:
+        Number of runs that were written.
+    """
+    report = Report.model_validate_json(page.with_suffix(".json").read_text())
+    results = Results(out / "results")
+    new = [run for environment in report.environments for run in environment.runs if results.get(run.task) is None]
+    for run in new:
+        results.add(run)
+    for environment in report.environments:
+        if environment.forecasts:
+            write_forecasts(out, environment.name, environment.forecasts)
+    return len(new)
+
+
 def replace_tables(text: str, report: Report) -> str:
     """Return a page with its tables. Raises ValueError: it has no markers."""
     if BEGIN not in text or END not in text.partition(BEGIN)[2]:
@@ -124,7 +145,7 @@ def collect_report(out: Path, plan: Plan, environments: Sequence[Environment]) -
                 gains=gains_over_start(plan, environment, results) if is_through else {},
                 passes_gate=is_compared if is_through else None,
                 compared=list_ended(list_compared_tasks(plan, environment, results)) if is_compared else [],
-                forecasts=read_forecasts(out, environment),
+                forecasts=read_forecasts(out, environment.name),
             )
         )
     return Report(environments=reports)

@@ -9,7 +9,16 @@ import pytest
 from benchmarks.ladder.report import BEGIN, END
 from benchmarks.learning.arms import COMPARED, START
 from benchmarks.learning.beforehand import correlate
-from benchmarks.learning.report import Report, build_tables, collect_report, list_verdicts, read_success, replace_tables
+from benchmarks.learning.report import (
+    Report,
+    build_tables,
+    collect_report,
+    list_verdicts,
+    read_success,
+    replace_tables,
+    restore_results,
+    write_report,
+)
 from benchmarks.learning.results import Result, Results, Round, Task
 from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, Plan
 from benchmarks.learning.study import compared_tasks, passes_gate, stages, start_tasks
@@ -62,6 +71,11 @@ def test_an_environment_is_compared_only_if_every_arm_gained_enough(tmp_path: Pa
     results = run_all(tmp_path, gain=gain)
     assert passes_gate(PLAN, TAXI, results) is is_open
     report = collect_report(tmp_path, PLAN, [TAXI])
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    write_report(tmp_path, PLAN, [TAXI], page)
+    restore_results(page, tmp_path / "restored")
+    assert collect_report(tmp_path / "restored", PLAN, [TAXI]) == report
     assert bool(report.environments[0].compared) is is_open
     assert f"| {'yes' if is_open else 'no'} |" in build_tables(report)
 
