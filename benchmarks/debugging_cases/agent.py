@@ -140,12 +140,12 @@ def rollout(
         initial_messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.asked}],
         final_observation=None if is_cut else [{"role": "user", "content": thanks}],
         steps=steps,
-        scores=_scores(steps[-1].action, bool(outcome), rng),
+        scores=draw_scores(steps[-1].action, bool(outcome), rng),
         **fields,
     )
 
 
-def _scores(answer: str, is_settled: bool, rng: random.Random) -> list[ScoreRecord]:
+def draw_scores(answer: str, is_settled: bool, rng: random.Random) -> list[ScoreRecord]:
     """What three scorers say: a judge that likes long answers, a rubric that likes apologies, and the form."""
     sentences = answer.count(".")
     judged = min(1.0, 0.2 + 0.45 * is_settled + 0.03 * sentences + rng.uniform(-0.06, 0.06))

@@ -18,7 +18,7 @@ class Case:
     """The column that tells the cause from all else: `next_FIGURE` is the runner-up's. None: nothing else is there."""
 
 
-_CALLS = """
+CALLS = """
     calls AS (
         SELECT e.run_id, e.collection_round, e.task_id, e.episode_id,
                json_extract_string(s.tool_calls, '$[0].function.name') AS tool,
@@ -31,7 +31,7 @@ _CALLS = """
 """Calls of tools: whether the state that followed is an error text."""
 
 REWARD_FELL = f"""
-    WITH {_CALLS},
+    WITH {CALLS},
     by_task AS (
         SELECT task_id, avg(env_return) FILTER (collection_round BETWEEN 8 AND 11)
                         - avg(env_return) FILTER (collection_round BETWEEN 12 AND 15) AS fall
@@ -70,7 +70,7 @@ FALSE_ANCHOR = """
     """
 
 TOOL_BEGAN_TO_FAIL = f"""
-    WITH {_CALLS},
+    WITH {CALLS},
     per_round AS (
         SELECT tool, collection_round, avg(failed::INT) AS share FROM calls WHERE run_id = 'shop' GROUP BY ALL
     ),

@@ -26,24 +26,36 @@ def build(folder: Path, size: plan.Size, seed: int, say: Callable[[str], None] =
     Raises:
         UsageError: there is a lake already.
     """
-    lk = lake.open(folder, create=True)
-    if lk.sql("SELECT count(*) FROM episodes").item():
-        msg = f"{folder} holds a lake with episodes already; valid: a folder that holds none"
-        raise lake.UsageError(msg)
+    lk = open_empty(folder)
     runs = {arm: plan.episodes(arm, size, seed) for arm in plan.ROUNDS}
-    collections = [_collect(lk, run, records, say) for run, records in runs.items()]
-    collections.append(_collect(lk, plan.EVALUATION, plan.held_out(size, seed), say))
+    collections = [record_run(lk, run, records, say) for run, records in runs.items()]
+    collections.append(record_run(lk, plan.EVALUATION, plan.held_out(size, seed), say))
     add_scores(lk, pl.concat(collections), version=RECORDED, source="collect")
     for name, options in {"grpo": {}, "gigpo": {"gamma": 1.0}}.items():
         report = run_credit(lk, ESTIMATORS[name](**options))
         say(f"{name}: job {lake.ids.to_text(report.job_id)}")
-    train(lk, size, seed)
+    train(lk, size, seed, {str(arm): number for arm, number in plan.ROUNDS.items()}, {})
     _rate(lk, size.rated)
     _spoil(lk, size, seed, say)
     return lk
 
 
-def _collect(lk: Lake, run: str, records: list[EpisodeRecord], say: Callable[[str], None]) -> pl.DataFrame:
+def open_empty(folder: Path) -> Lake:
+    """Make the lake, or open one without episodes.
+
+    Raises:
+        UsageError: it holds episodes.
+    """
+    lk = lake.open(folder, create=True)
+    if lk.sql("SELECT count(*) FROM episodes").item():
+        msg = f"{folder} holds a lake with episodes already; valid: a folder that holds none"
+        raise lake.UsageError(msg)
+    return lk
+
+
+def record_run(
+    lk: Lake, run: str, records: list[EpisodeRecord], say: Callable[[str], None], **others: int
+) -> pl.DataFrame:
     """Record a run by one job, whose parameters are all its settings; what scorers said of it comes back."""
     settings = {
         "environment": "fjordwear",
@@ -54,6 +66,7 @@ def _collect(lk: Lake, run: str, records: list[EpisodeRecord], say: Callable[[st
         "max_tokens": 512,
         "max_steps": plan.MAX_STEPS["shop-short" if run == "shop-short" else "shop"],
         "reward": "judge" if run == "shop-judge" else "env_return",
+        **others,
     }
     with lk.job(kind="collect", run_id=run, parameters=settings) as job:
         counts = job.record(records)
@@ -78,5 +91,5 @@ def _spoil(lk: Lake, size: plan.Size, seed: int, say: Callable[[str], None]) -> 
     query = "SELECT episode_id FROM episodes WHERE run_id = 'shop' AND collection_round = ? AND task_id = ?"
     rows = lk.sql(f"{query} ORDER BY rollout_index LIMIT 3", [plan.SPOILED_ROUND, plan.RETRACTED])
     lk.retract(rows["episode_id"].to_list(), "the customer's record was another one's: the fixture was reset too late")
-    again = _collect(lk, "shop", plan.retried(size, seed), say)
+    again = record_run(lk, "shop", plan.retried(size, seed), say)
     add_scores(lk, again, version=RECORDED, source="collect")

@@ -30,7 +30,7 @@ STALE_UPDATE, STALE_ROUND = 9, 1
 """The update whose batch was played many versions before."""
 DEAD_UPDATE = 17
 """The update whose batch is dead but for one group."""
-_BEGAN = datetime(2026, 3, 2, 8, tzinfo=UTC)
+BEGAN = datetime(2026, 3, 2, 8, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def held_out(size: Size, seed: int) -> list[EpisodeRecord]:
             Conditions(is_right=is_right),
             rng,
             max_steps=MAX_STEPS["shop"],
-            began=_BEGAN + timedelta(hours=version, minutes=30),
+            began=BEGAN + timedelta(hours=version, minutes=30),
             expected_group_size=size.siblings,
             split="test",
             policy_version=version,
@@ -73,7 +73,7 @@ def held_out(size: Size, seed: int) -> list[EpisodeRecord]:
         )
         for version in EVALUATED
         for task in tasks(max(2, size.per_family // 3), seed, is_test=True)
-        for index, is_right in enumerate(_outcomes(_skill(version), size.siblings, rng))
+        for index, is_right in enumerate(draw_outcomes(get_skill(version), size.siblings, rng))
     ]
 
 
@@ -85,13 +85,13 @@ def retried(size: Size, seed: int) -> list[EpisodeRecord]:
 
 
 def _group(arm: Arm, task: Task, number: int, siblings: int, rng: random.Random) -> Iterator[EpisodeRecord]:
-    skill = _skill(min(number, PADDING_FROM) if arm == "shop-judge" else number)
+    skill = get_skill(min(number, PADDING_FROM) if arm == "shop-judge" else number)
     if task.is_easy:
         outcomes = [True] * siblings
     elif arm == "shop" and (number, task.task_id) == PLAIN:
         outcomes = [index % 2 == 0 for index in range(siblings)]
     else:
-        outcomes = _outcomes(skill + 0.04 * (task.index % 3 - 1), siblings, rng)
+        outcomes = draw_outcomes(skill + 0.04 * (task.index % 3 - 1), siblings, rng)
     for index, is_right in enumerate(outcomes):
         yield _play(arm, task, number, index, is_right, siblings, rng)
 
@@ -112,7 +112,7 @@ def _play(
         conditions,
         rng,
         max_steps=MAX_STEPS[arm],
-        began=_BEGAN + timedelta(hours=number, seconds=40 * task.index + index),
+        began=BEGAN + timedelta(hours=number, seconds=40 * task.index + index),
         split="train",
         policy_version=number,
         collection_round=number,
@@ -123,12 +123,12 @@ def _play(
     return with_tokens(record, rng, number) if arm == "shop" and number in (STALE_ROUND, STALE_UPDATE) else record
 
 
-def _skill(version: int) -> float:
+def get_skill(version: int) -> float:
     """Share of the rollouts that a version of the policy gets right: it rises, ever more slowly."""
     return 0.35 + 0.4 * (1 - 0.88**version)
 
 
-def _outcomes(share: float, siblings: int, rng: random.Random) -> list[bool]:
+def draw_outcomes(share: float, siblings: int, rng: random.Random) -> list[bool]:
     """Which siblings get it right: as many as the share says, at least one and not all, in any order."""
     right = min(max(int(share * siblings + rng.random()), 1), siblings - 1)
     outcomes = [index < right for index in range(siblings)]

@@ -6,11 +6,12 @@ how many versions old it is); losses and seconds are drawn around usual values.
 
 import hashlib
 import random
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
-from benchmarks.debugging_cases.plan import DEAD_UPDATE, ROUNDS, STALE_ROUND, STALE_UPDATE, Arm, Size
+from benchmarks.debugging_cases.plan import DEAD_UPDATE, STALE_ROUND, STALE_UPDATE, Size
 from lake import Lake
 from lake.read.training import STALENESS_BUCKETS
 
@@ -30,29 +31,43 @@ _EPISODES = """
     """
 
 
-def train(lake: Lake, size: Size, seed: int) -> None:
-    """One update after each round of each run, from groups of that round."""
+def train(lake: Lake, size: Size, seed: int, rounds: Mapping[str, int], unstable: Mapping[str, int]) -> None:
+    """One update after each round of each run, from groups of that round.
+
+    Args:
+        lake: with current credit.
+        size: says how many groups an update has.
+        seed: of what is drawn.
+        rounds: of each run.
+        unstable: the update of a run whose learning rate is ten times as high from then on; the policy collapses.
+    """
     snapshot = lake.snapshot()
     groups, episodes = snapshot.sql(_GROUPS), snapshot.sql(_EPISODES)
-    for arm in ROUNDS:
+    for arm, n_rounds in rounds.items():
         rng = random.Random(f"train {arm} {seed}")
         of_arm = groups.filter(pl.col("run_id") == arm)
-        batches, metrics = _updates(of_arm, episodes, arm, size, rng)
+        batches, metrics = _updates(of_arm, episodes, arm, n_rounds, size, rng, unstable.get(arm))
         parameters = {"loss": "ppo", "advantages": None, "clip": 0.2, "learning_rate": 1e-6, "epochs": 1}
         with lake.job(kind="train", run_id=arm, parameters=parameters, snapshot=snapshot) as job:
             job.write("batches", batches)
             job.write("metrics", metrics)
-            saved = [_checkpoint(arm, done) for done in range(_EVERY, ROUNDS[arm] + 1, _EVERY)]
+            saved = [_checkpoint(arm, done) for done in range(_EVERY, n_rounds + 1, _EVERY)]
             job.write("checkpoints", pl.DataFrame(saved))
             job.counts["rows_out"] = batches.height
 
 
 def _updates(
-    groups: pl.DataFrame, episodes: pl.DataFrame, arm: Arm, size: Size, rng: random.Random
+    groups: pl.DataFrame,
+    episodes: pl.DataFrame,
+    arm: str,
+    n_rounds: int,
+    size: Size,
+    rng: random.Random,
+    unstable: int | None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Rows for `batches`, and for `metrics`, of the updates of a run."""
     batches, metrics = [], []
-    for update in range(ROUNDS[arm]):
+    for update in range(n_rounds):
         group_ids = choose_groups(groups, arm, update, size.groups_per_update, rng)
         trained = episodes.filter(pl.col("group_id").is_in(group_ids))
         batches.append(
@@ -67,11 +82,14 @@ def _updates(
         )
         at = _BEGAN + timedelta(hours=update)
         values = _metrics(trained, update, rng)
+        if unstable is not None and update >= unstable:
+            factors = {"learning_rate": 10, "entropy": 0.2, "kl_k3": 60, "log_ratio_abs": 8, "grad_norm": 6}
+            values |= {name: values[name] * factor for name, factor in factors.items()}
         metrics += [{"step": update, "name": name, "value": value, "at": at} for name, value in values.items()]
     return pl.concat(batches), pl.DataFrame(metrics)
 
 
-def choose_groups(groups: pl.DataFrame, arm: Arm, update: int, n_groups: int, rng: random.Random) -> list[int]:
+def choose_groups(groups: pl.DataFrame, arm: str, update: int, n_groups: int, rng: random.Random) -> list[int]:
     """Groups of an update: live ones, with a dead one among them now and then."""
     number, n_dead = update, int(update % 4 == 2)
     if arm == "shop" and update == STALE_UPDATE:
@@ -111,7 +129,7 @@ def _metrics(trained: pl.DataFrame, update: int, rng: random.Random) -> dict[str
     }
 
 
-def _checkpoint(arm: Arm, done: int) -> dict[str, object]:
+def _checkpoint(arm: str, done: int) -> dict[str, object]:
     return {
         "optimizer_step": done,
         "run_id": arm,

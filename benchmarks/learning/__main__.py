@@ -4,11 +4,11 @@
     python -m benchmarks.learning --out build/learning --environment taxi --arm gigpo --seed 3 --rate 1e-3
     python -m benchmarks.learning --out build/learning --report docs/learning.md
 
-A study that was stopped goes on where it was. `--arm` repeats one run and prints its result; `--change` sets a field of
-the regime, as the pilots did. `--report` puts the tables between the markers of a Markdown page, and every run into a
-JSON file beside it; what is missing is said. `--restore docs/learning.md` takes the runs of that file, so that the study
-resumes on another machine. `--small` proves in minutes that everything works together. It needs the
-packages gymnasium and minigrid.
+A study that was stopped resumes. `--arm` repeats one run and prints its result; `--change` sets a field of the regime,
+as the pilots did. `--report` puts the tables between the markers of a Markdown page, and every run into a JSON file
+beside it; what is missing is said. `--restore docs/learning.md` takes the runs of that file, so that the study resumes
+on another machine. `--small` proves in minutes that everything works together. It needs the packages gymnasium and
+minigrid.
 """
 
 import argparse

@@ -6,10 +6,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from benchmarks.debugging_cases import plan
-from benchmarks.debugging_cases.cases import CASES
+from benchmarks.debugging_cases import plan, second_plan
+from benchmarks.debugging_cases.cases import CASES, Case
 from benchmarks.debugging_cases.history import build
 from benchmarks.debugging_cases.second_answers import FINDERS, Tables
+from benchmarks.debugging_cases.second_cases import SECOND_CASES
+from benchmarks.debugging_cases.second_plan import build_second
 from lake import Lake
 from lake.write.scores import Annotation, annotate
 from testkit.judged_lake import score_rows
@@ -35,6 +37,36 @@ PLANTED: dict[str, dict[str, Any]] = {
     },
 }
 
+SECOND_PLANTED: dict[str, dict[str, Any]] = {
+    "cut_answers": {
+        "first_round": second_plan.CUT_FROM,
+        "max_tokens_before": "512",
+        "max_tokens_after": str(second_plan.MOST_TOKENS),
+    },
+    "paid_for_nothing": {"task": second_plan.LAX, "first_round": second_plan.LAX_FROM},
+    "known_customer": {"task": second_plan.LEAKED, "first_round": second_plan.LEAKED_FROM},
+    "silent_scorer": {"scorer": second_plan.SILENT, "first_round": second_plan.SILENT_FROM},
+    "never_solved": {"task": second_plan.IMPOSSIBLE, "tool": "check_stock", "tasks": 1, "best_of_all_runs": 0.0},
+    "broken_off": {"run": "desk-small", "tool": "search_help", "all_ask_for_claims": True},
+    "careless": {"task": second_plan.CARELESS, "rule": second_plan.RULE.strip("; "), "next_success_with": 0.0},
+    "again_and_again": dict(
+        zip(("round", "task", "rollout_index"), second_plan.REPEATED, strict=True), tool="find_order"
+    ),
+    "undone": {
+        "failed": 1,
+        "rollout_index": second_plan.UNDONE[2],
+        "second_changes": 1,
+        "street_before": "14 Harbour Street",
+        "street": "41 Harbour Street",
+    },
+    "out_of_hand": {
+        "run": "desk",
+        "update": second_plan.UNSTABLE_UPDATE,
+        "rate_before": 1e-6,
+        "learning_rate": pytest.approx(1e-5),
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Lake:
@@ -42,11 +74,20 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 def test_each_answer_is_what_was_planted_and_nothing_else_comes_close(prepared: Lake) -> None:
-    assert set(PLANTED) == {case.name for case in CASES}
-    snapshot = prepared.snapshot()
-    for case in CASES:
+    _check_answers(prepared, CASES, PLANTED)
+
+
+def test_the_second_set_has_one_answer_each_too(tmp_path: Path) -> None:
+    assert not {case.name for case in SECOND_CASES} & {case.name for case in CASES}
+    _check_answers(build_second(tmp_path, plan.SMALL, seed=0), SECOND_CASES, SECOND_PLANTED)
+
+
+def _check_answers(lk: Lake, cases: tuple[Case, ...], planted: dict[str, dict[str, Any]]) -> None:
+    assert set(planted) == {case.name for case in cases}
+    snapshot = lk.snapshot()
+    for case in cases:
         (row,) = snapshot.sql(case.sql).iter_rows(named=True)
-        assert row | PLANTED[case.name] == row, case.name
+        assert row | planted[case.name] == row, case.name
         if case.figure is not None:
             assert row[case.figure] > 2 * abs(row[f"next_{case.figure}"]), (case.name, row)
 

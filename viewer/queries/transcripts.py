@@ -420,12 +420,13 @@ def read_facts(
 def read_walks(lake: LakeReader, episode_ids: Sequence[int], credit: Credit | None) -> pl.DataFrame:
     """Return the steps of episodes without texts, by episode and step.
 
-    key is the state: the anchor of the credit, or the exact text without credit; NULL if unknown. Steps with the same
+    key is the state: the anchor of the credit, or the exact text without credit or anchors; NULL if unknown. Steps with the same
     action have the same `choice`. Further columns: episode_id, step_index, reward, advantage.
     """
     advantages = credit.rows_of(lake, episode_ids) if credit else NO_ADVANTAGES
     query = f"""
-        SELECT s.episode_id, s.step_index, {"a.anchor_key" if credit else "s.state_hash"} AS key,
+        SELECT s.episode_id, s.step_index,
+               if(count(a.anchor_key) OVER () = 0, s.state_hash, a.anchor_key) AS key,
                hash({build_action_sql("s")}) AS choice, s.reward, a.advantage
         FROM steps AS s
         LEFT JOIN {advantages} AS a
