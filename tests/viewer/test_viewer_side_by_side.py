@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from lake import Lake, ids
 from lake.judgements.credit import find_credit
+from pipelines.credit.estimators.grpo import GRPO
+from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, build_lake, full_lake, rollout, siblings
 from testkit.streamlit_pages import open_page, words
 from viewer.queries import ListWindow, transcripts
@@ -63,6 +65,16 @@ def test_walks_have_the_keys_of_the_credit_or_of_the_exact_text(lk: Lake) -> Non
         assert walks.height == 12
         assert walks["key"].to_list() == [expected[row] for row in walks.select("episode_id", "step_index").rows()]
     assert transcripts.read_walks(snap, sibling_ids, None)["advantage"].null_count() == 12
+
+
+def test_a_credit_without_anchors_compares_exact_states(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path, siblings("t", [1.0, 0.0]))
+    run_credit(lk, GRPO())
+    snap, sibling_ids = Reader(lk.snapshot()), lk.sql("SELECT episode_id FROM episodes")["episode_id"].to_list()
+    walks = transcripts.read_walks(snap, sibling_ids, find_credit(snap))
+    assert walks["key"].null_count() == 0 < walks.height
+    assert walks["key"].equals(transcripts.read_walks(snap, sibling_ids, None)["key"])
+    assert walks["advantage"].null_count() == 0
 
 
 def called(call_id: str, arguments: Any) -> list[Any]:

@@ -420,8 +420,8 @@ def read_facts(
 def read_walks(lake: LakeReader, episode_ids: Sequence[int], credit: Credit | None) -> pl.DataFrame:
     """Return the steps of episodes without texts, by episode and step.
 
-    key is the state: the anchor of the credit, or the exact text without credit or anchors; NULL if unknown. Steps with the same
-    action have the same `choice`. Further columns: episode_id, step_index, reward, advantage.
+    key is the state: the anchor of the credit, or the exact text without credit or anchors; NULL if unknown. Steps with
+    the same action have the same `choice`. Further columns: episode_id, step_index, reward, advantage.
     """
     advantages = credit.rows_of(lake, episode_ids) if credit else NO_ADVANTAGES
     query = f"""
