@@ -193,10 +193,12 @@ def test_a_series_that_is_asked_for_again_is_current_again(cli: Cli, lk: Lake) -
 def test_the_help_of_an_estimator_tells_each_option_s_default_and_meaning(cli: Cli, name: str) -> None:
     words = " ".join(cli("credit", name, "-h").out.split("Options of the estimator")[1].split())
     for option, field in ESTIMATORS[name].model_fields.items():
-        _, _, after = words.partition(f" {option} ")
+        # A description may hold the name of a later option as a word; options come in the order of their fields.
+        _, _, words = words.partition(f" {option} ")
+        after = words
         meaning, _, _ = after.partition("[default: ")
         assert len(meaning.split()) >= 3, option
-        if option in ("batch_key", "components"):
+        if option in ("batch_key", "components") and name != "gae":
             assert "Required." in meaning
         elif option != "anchors":
             default = field.get_default()

@@ -30,7 +30,8 @@ def test_a_rise_is_compared_with_the_lowest_so_far_and_noise_of_a_certain_policy
     alarms = Alarms(AlarmConfig(entropy=None, entropy_share=None))
     messages = [alarms.check({"entropy": value}) for value in (0.7, 0.29, 0.57, 0.73, float("nan"), 0.5)]
     assert [len(sentences) for sentences in messages] == [0, 0, 0, 1, 0, 0]
-    assert "entropy 0.73 nats, more than 2 times the lowest so far (0.29)" in messages[3][0]
+    assert "0.73" in messages[3][0]
+    assert "(0.29)" in messages[3][0]
     resumed = Alarms(AlarmConfig(entropy=None, entropy_share=None), 0.7, set(), alarms.lowest_entropy)
     assert len(resumed.check({"entropy": 0.6})) == 1
     certain = Alarms(AlarmConfig(entropy=None, entropy_share=None))

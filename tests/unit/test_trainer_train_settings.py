@@ -64,20 +64,21 @@ def fields(model: type[BaseModel], prefix: str = "") -> list[str]:
     return names
 
 
-FIELDS = [("sft", field) for field in fields(TrainConfig) if not field.startswith("loss.")]
+FIELDS = [("ppo" if "value" in field else "sft", field) for field in fields(TrainConfig) if "loss." not in field]
 FIELDS += [(name, field) for name, loss in LOSSES.items() for field in fields(loss, "loss.")]
 
 
 @pytest.mark.parametrize(("loss", "field"), FIELDS)
 def test_set_reaches_every_field(loss: str, field: str) -> None:
     """The value that a field has by default, spelled on a command line, is the value that it gets."""
-    base: Any = TrainConfig(model="m", loss=loss, lora={}, validation={"where": "w"})
+    tables: dict[str, Any] = {"lora": {}, "validation": {"where": "w"}} | ({"value": {}} if "value" in field else {})
+    base: Any = TrainConfig(model="m", loss=loss, **tables)
     value = base.model_dump(mode="json")
     for name in field.split("."):
         value = value[name]
     text = value if isinstance(value, str) else json.dumps(value)
     given = parse_settings((f"{field}={text}",))
-    settings = layer_settings({"model": "m", "loss": loss, "lora": {}, "validation": {"where": "w"}}, given)
+    settings = layer_settings({"model": "m", "loss": loss, **tables}, given)
     assert TrainConfig.model_validate(settings) == base
 
 

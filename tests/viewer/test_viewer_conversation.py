@@ -228,7 +228,8 @@ def test_a_file_holds_what_began_at_the_steps_of_its_episodes(tmp_path: Path) ->
     assert '<table class="index">' not in html
     ((branch,),) = loaded[1].branches.values()
     assert branch["href"] == f"#episode-{ids.to_text(parent)}"
-    assert branch["text"].endswith(", 3 steps, completed, began at an unknown step"), "the note is never cut off"
+    assert ", 3 steps, completed, " in branch["text"]
+    assert branch["text"].endswith("unknown step"), "the note is never cut off"
 
 
 def test_a_file_of_chosen_episodes_has_an_index_and_a_limit(
