@@ -441,7 +441,7 @@ def test_an_image_is_shown_and_a_long_text_is_cut_until_asked_for(page: Any, lk:
     texts.locator("img").wait_for()
     page.wait_for_function("() => document.querySelector('.trajlake-transcript img').naturalWidth === 1")
     assert len(texts.inner_text()) < 10_000
-    texts.get_by_role("button", name=f"Show all {LONG + 7:,} characters").click()
+    texts.get_by_role("button", name=f"Show 500,000 of {LONG + 7:,} characters").click()
     texts.get_by_text(f"The first 500,000 of {LONG + 7:,} characters").wait_for()
     assert len(texts.locator("pre").filter(has_text="zzz").inner_text()) == 500_000
     assert nodes(page) < NODES
