@@ -1,4 +1,4 @@
-"""Ten other questions, of the lake of `second_plan.py`, and the SQL of their answers, in the form of `cases.py`."""
+"""Ten more questions, about the lake of `second_plan.py`, and the SQL of their answers, in the form of `cases.py`."""
 
 from benchmarks.debugging_cases.cases import Case
 
@@ -173,28 +173,28 @@ SECOND_CASES = (
     ),
     Case(
         "paid_for_nothing",
-        "In one task of the run `desk` the agent found out that it is paid for doing nothing at all. In which one, and "
-        "in which round did it begin?",
+        "In one task of the run `desk` the agent learned that doing nothing is rewarded. In which task, and from which "
+        "round on?",
         _PAID_FOR_NOTHING,
         "idle",
     ),
     Case(
         "known_customer",
-        "`desk-eval` is meant to tell how the agent does with customers whom it never met in training. For one task "
-        "that is not true. For which one, and since which round?",
+        "`desk-eval` should measure the agent on customers that it never met in training. For one task it does not. "
+        "Which one, and since which round?",
         _KNOWN_CUSTOMER,
         "updates",
     ),
     Case(
         "silent_scorer",
-        "One of those that judge the run `desk` says nothing about many rollouts from some round on. Which one, from "
-        "which round on, and why?",
+        "One scorer of the run `desk` gives no value to many rollouts from some round on. Which scorer, from which "
+        "round on, and why?",
         _SILENT_SCORER,
         "silent",
     ),
     Case(
         "never_solved",
-        "One task is never solved, in no run. Which one, and why can nobody solve it?",
+        "No run ever solves one of the tasks. Which one, and why is it impossible?",
         _NEVER_SOLVED,
         None,
     ),
@@ -214,8 +214,8 @@ SECOND_CASES = (
     ),
     Case(
         "again_and_again",
-        "One rollout of the run `desk` does the same thing over and over until it is stopped. Of which task and round "
-        "is it, and what does it do?",
+        "One rollout of the run `desk` repeats itself until a limit stops it. What are its task and its round, and "
+        "what does it repeat?",
         _AGAIN_AND_AGAIN,
         "calls",
     ),

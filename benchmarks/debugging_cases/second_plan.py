@@ -1,4 +1,4 @@
-"""What goes wrong in the second lake, and when: two runs of the same agent, with faults that the first lake lacks."""
+"""The faults of the second lake and their rounds: two runs of the same agent, with faults that the first lake lacks."""
 
 import json
 import random
@@ -39,7 +39,7 @@ CARELESS, RULE = "address-2", "an address is changed only for a verified custome
 REPEATED = (5, "parcel-2", 1)
 """Round, task and index of the rollout that makes the same call until it is stopped."""
 UNDONE = (9, "address-1", 2)
-"""Of the rollout that changes the address correctly, and then once more."""
+"""Round, task and rollout that change the address correctly, and then a second time."""
 UNSTABLE_UPDATE = 11
 _MOST_STEPS = 10
 _HANDBOOK = " ".join(
@@ -168,8 +168,8 @@ def _read(step: StepRecord, text: str) -> None:
 
 
 def _sell_out(record: EpisodeRecord, task: Task) -> None:
-    asked = [tool for tool, _ in _get_calls(record)].index("check_stock")
-    record.steps = record.steps[: asked + 2]
+    at = [tool for tool, _ in _get_calls(record)].index("check_stock")
+    record.steps = record.steps[: at + 2]
     _read(record.steps[-1], json.dumps({"sku": task.sku, "size": task.size, "in_stock": 0, "made": "no longer"}))
     _answer(record, f"Dear {task.name}, we cannot send the {task.item} in {task.size}.", 0.0)
 
@@ -213,9 +213,11 @@ def _undo(record: EpisodeRecord) -> None:
     change, last = record.steps[-2:]
     (call,) = change.tool_calls or []
     arguments = json.loads(call["function"]["arguments"]) | {"street": "41 Harbour Street"}
-    other = {"id": "call_again", "type": "function", "function": {"name": "change_address"}}
-    other["function"]["arguments"] = json.dumps(arguments)  # type: ignore[index]
-    again = msgspec.structs.replace(last, action="", tool_calls=[other], reasoning="Let me make sure it is changed.")
+    function = {"name": "change_address", "arguments": json.dumps(arguments)}
+    second_call = {"id": "call_again", "type": "function", "function": function}
+    again = msgspec.structs.replace(
+        last, action="", tool_calls=[second_call], reasoning="Let me make sure it is changed."
+    )
     record.steps.insert(-1, again)
     again.reward = 0.0
     last.context = [{**last.context[0], "tool_call_id": "call_again"}]

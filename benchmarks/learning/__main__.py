@@ -6,7 +6,7 @@
 
 A study that was stopped resumes. `--arm` repeats one run and prints its result; `--change` sets a field of the regime,
 as the pilots did. `--report` puts the tables between the markers of a Markdown page, and every run into a JSON file
-beside it; what is missing is said. `--restore docs/learning.md` takes the runs of that file, so that the study resumes
+beside it. `--restore docs/learning.md` takes the runs of that file, so that the study resumes
 on another machine. `--small` proves in minutes that everything works together. It needs the packages gymnasium and
 minigrid.
 """
@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.learning.arms import BY_NAME, START
 from benchmarks.learning.results import Results, Task
-from benchmarks.learning.settings import ENVIRONMENTS, SMALL, Plan
+from benchmarks.learning.settings import ENVIRONMENTS, SMALL, StudyPlan
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--split", choices=("dev", "test"), default="test")
     parser.add_argument("--change", default="{}", help="fields of the regime, a JSON object")
     arguments = parser.parse_args()
-    plan = SMALL if arguments.small else Plan()
+    plan = SMALL if arguments.small else StudyPlan()
     environments = [ENVIRONMENTS[name] for name in arguments.environment or plan.environments]
     if arguments.restore is not None:
         from benchmarks.learning.report import restore_results

@@ -17,7 +17,7 @@ class Arm:
     label: str
     estimator: str
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the estimator beside the library's defaults."""
+    """Options of the estimator that differ from the library's defaults."""
     loss: dict[str, Any] = field(default_factory=lambda: {"name": "ppo"})
     where: str | None = None
     """Condition on the episodes that are trained on."""

@@ -1,4 +1,4 @@
-"""Diagnostics of estimators before any training, from rollouts of the start weights: can the lake tell which is best?
+"""Diagnostics of estimators before any training, from rollouts of the start weights.
 
 The start weights play the same worlds twice, as two runs with other samples. Each estimator credits both. A step's
 advantage should say which action is better than the others from its state, whichever siblings were drawn. So advantages
@@ -116,14 +116,14 @@ def read_forecasts(out: Path, environment: str) -> list[Forecast]:
 def _measure(lk: Lake, environment: str, arm: str, job_id: int) -> Forecast:
     means = lk.sql(_PAIRS, [job_id])
     first, second = (means.filter(run_id=run).drop("run_id") for run in RUNS)
-    both = first.join(second, on=["world", "state_hash", "action"], suffix="_2")
+    pairs = first.join(second, on=["world", "state_hash", "action"], suffix="_2")
     shared, meaningful, live = lk.sql(_SHARES, [job_id]).row(0)
     has_anchors = bool(lk.sql("SELECT count(anchor_key) FROM advantages WHERE job_id = ?", [job_id]).item())
     return Forecast(
         environment=environment,
         arm=arm,
-        agreement=round(correlate(both), 4),
-        pairs=both.height,
+        agreement=round(correlate(pairs), 4),
+        pairs=pairs.height,
         shared=round(shared, 4) if has_anchors else None,
         meaningful=round(meaningful, 4) if has_anchors else None,
         live=round(live, 4),

@@ -11,7 +11,7 @@ from benchmarks.ladder.statistics import Verdict, holm, paired
 from benchmarks.learning.arms import BY_NAME, COMPARED
 from benchmarks.learning.beforehand import Forecast, read_forecasts, write_forecasts
 from benchmarks.learning.results import Result, Results, Task
-from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, Plan
+from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, StudyPlan
 from benchmarks.learning.study import choose_rate, gains_over_start, gate_tasks, passes_gate, start_tasks, tuning_tasks
 from benchmarks.learning.study import compared_tasks as list_compared_tasks
 
@@ -70,7 +70,7 @@ class Report(BaseModel):
     environments: list[EnvironmentReport]
 
 
-def write_report(out: Path, plan: Plan, environments: Sequence[Environment], page: Path) -> None:
+def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment], page: Path) -> None:
     """Put the tables into a page, and the runs into a JSON file of the same name.
 
     Args:
@@ -116,7 +116,7 @@ def replace_tables(text: str, report: Report) -> str:
     return f"{head}{BEGIN}\n\n{build_tables(report)}\n\n{END}{tail}"
 
 
-def collect_report(out: Path, plan: Plan, environments: Sequence[Environment]) -> Report:
+def collect_report(out: Path, plan: StudyPlan, environments: Sequence[Environment]) -> Report:
     """Return the runs that have ended."""
     results = Results(out / "results")
 
@@ -156,9 +156,9 @@ def build_tables(report: Report) -> str:
     sections = [_tell_progress(report), _tell_gate(report), _tell_verdicts(report)]
     for environment in report.environments:
         tellers = (_tell_forecasts, _tell_tuning, _tell_arms, _tell_curve)
-        parts = [part for tell in tellers if (part := tell(environment))]
-        if parts:
-            sections += [f"### {environment.label}", *parts]
+        tables = [text for tell in tellers if (text := tell(environment))]
+        if tables:
+            sections += [f"### {environment.label}", *tables]
     return "\n\n".join(section for section in sections if section)
 
 

@@ -113,7 +113,7 @@ ENVIRONMENTS = {
 """By name, in the order of the study."""
 
 
-class Plan(_Frozen):
+class StudyPlan(_Frozen):
     """What is run on each environment. The defaults are those of docs/learning.md."""
 
     environments: tuple[str, ...] = ("taxi", "door-key", "frozen-lake", "slippery-lake")
@@ -128,7 +128,7 @@ class Plan(_Frozen):
     """Fields of the regime, for all runs."""
 
 
-SMALL = Plan(
+SMALL = StudyPlan(
     arms=("grpo", "gigpo", "gae", "bc-exp"),
     rates=(1e-3,),
     seeds=2,

@@ -10,12 +10,12 @@ from statistics import fmean
 from benchmarks.learning.arms import START
 from benchmarks.learning.results import Result, Results, Task
 from benchmarks.learning.runs import run_task
-from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, Plan
+from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, StudyPlan
 
 Say = Callable[[str], None]
 
 
-def run_study(out: Path, plan: Plan, environments: Sequence[Environment], *, processes: int, say: Say) -> None:
+def run_study(out: Path, plan: StudyPlan, environments: Sequence[Environment], *, processes: int, say: Say) -> None:
     """Run what is missing, environment after environment.
 
     Args:
@@ -41,7 +41,7 @@ def run_study(out: Path, plan: Plan, environments: Sequence[Environment], *, pro
                 say(f"{environment.label}: an arm gains less than {GATE:.0%} on tuning seeds; it is not compared")
 
 
-def stages(plan: Plan, environment: Environment, results: Results) -> Iterator[list[Task]]:
+def stages(plan: StudyPlan, environment: Environment, results: Results) -> Iterator[list[Task]]:
     """Return the runs of an environment, stage by stage: a later one rests on the results of those before."""
     # Start weights are made by the first run that needs them, so their own measurement comes first.
     yield start_tasks(plan, environment, TUNING_SEEDS, "dev")
@@ -52,23 +52,23 @@ def stages(plan: Plan, environment: Environment, results: Results) -> Iterator[l
         yield compared_tasks(plan, environment, results)
 
 
-def start_tasks(plan: Plan, environment: Environment, seeds: Sequence[int], split: str) -> list[Task]:
+def start_tasks(plan: StudyPlan, environment: Environment, seeds: Sequence[int], split: str) -> list[Task]:
     """Return the measurements of start weights as they are."""
     return [_task(plan, environment, START, seed, 0.0, split) for seed in seeds]
 
 
-def tuning_tasks(plan: Plan, environment: Environment) -> list[Task]:
+def tuning_tasks(plan: StudyPlan, environment: Environment) -> list[Task]:
     """Return every arm with every learning rate, on the first tuning seed and the split `dev`."""
     return [_task(plan, environment, arm, TUNING_SEEDS[0], rate, "dev") for rate in plan.rates for arm in plan.arms]
 
 
-def choose_rate(plan: Plan, environment: Environment, arm: str, results: Results) -> float:
+def choose_rate(plan: StudyPlan, environment: Environment, arm: str, results: Results) -> float:
     """Return the learning rate with the highest success on the tuning seed; the smaller of equals."""
     tried = [task for task in tuning_tasks(plan, environment) if task.arm == arm]
     return max(tried, key=lambda task: (results.read_ended(task).success, -task.learning_rate)).learning_rate
 
 
-def gate_tasks(plan: Plan, environment: Environment, results: Results) -> list[Task]:
+def gate_tasks(plan: StudyPlan, environment: Environment, results: Results) -> list[Task]:
     """Return every arm at its learning rate on all tuning seeds; those of the first are there already."""
     return [
         _task(plan, environment, arm, seed, choose_rate(plan, environment, arm, results), "dev")
@@ -77,7 +77,7 @@ def gate_tasks(plan: Plan, environment: Environment, results: Results) -> list[T
     ]
 
 
-def gains_over_start(plan: Plan, environment: Environment, results: Results) -> dict[str, float]:
+def gains_over_start(plan: StudyPlan, environment: Environment, results: Results) -> dict[str, float]:
     """Return the mean gain of each arm over its start on the tuning seeds, by arm."""
     starts = {
         task.seed: results.read_ended(task).success for task in start_tasks(plan, environment, TUNING_SEEDS, "dev")
@@ -88,12 +88,12 @@ def gains_over_start(plan: Plan, environment: Environment, results: Results) -> 
     return {arm: fmean(differences) for arm, differences in gains.items()}
 
 
-def passes_gate(plan: Plan, environment: Environment, results: Results) -> bool:
+def passes_gate(plan: StudyPlan, environment: Environment, results: Results) -> bool:
     """Return whether every arm gains enough for the environment to be compared."""
     return min(gains_over_start(plan, environment, results).values()) >= plan.gate
 
 
-def compared_tasks(plan: Plan, environment: Environment, results: Results) -> list[Task]:
+def compared_tasks(plan: StudyPlan, environment: Environment, results: Results) -> list[Task]:
     """Return the comparison, all arms of a seed together: whenever the study is stopped, whole pairs are there."""
     rates = {arm: choose_rate(plan, environment, arm, results) for arm in plan.arms}
     return [
@@ -101,7 +101,7 @@ def compared_tasks(plan: Plan, environment: Environment, results: Results) -> li
     ]
 
 
-def _task(plan: Plan, environment: Environment, arm: str, seed: int, rate: float, split: str) -> Task:
+def _task(plan: StudyPlan, environment: Environment, arm: str, seed: int, rate: float, split: str) -> Task:
     document = {"environment": environment.name, "arm": arm, "seed": seed, "learning_rate": rate, "split": split}
     return Task.model_validate({**document, "changes": plan.changes})
 

@@ -237,8 +237,8 @@ class Rooms(Puzzle[RoomsState]):
             for side, turn in sides.items()
         }
         things = " ".join(f"{thing} {x} {y}" for (x, y), thing in state.things)
-        seen = " ".join(f"{side} {thing}" for side, thing in around.items())
-        return f"at {state.cell[0]} {state.cell[1]} {name} {seen} hold {state.hand} {things}"
+        sight = " ".join(f"{side} {thing}" for side, thing in around.items())
+        return f"at {state.cell[0]} {state.cell[1]} {name} {sight} hold {state.hand} {things}"
 
     def outcomes(self, state: RoomsState, action: str) -> "Outcomes[RoomsState]":
         """Return the next state, by the rules of MiniGridEnv.step."""
@@ -262,8 +262,8 @@ class Rooms(Puzzle[RoomsState]):
 
     @staticmethod
     def _put(state: RoomsState, cell: Cell, thing: str | None) -> tuple[tuple[Cell, str], ...]:
-        others = [entry for entry in state.things if entry[0] != cell]
-        return tuple(sorted([*others, *([(cell, thing)] if thing else [])]))
+        things = [entry for entry in state.things if entry[0] != cell]
+        return tuple(sorted([*things, *([(cell, thing)] if thing else [])]))
 
 
 @lru_cache(maxsize=8)

@@ -107,6 +107,11 @@ class CreditConfig:
     purity: bool
     """Whether to read the actions and error marks of shared anchors."""
 
+    @property
+    def batch_key(self) -> str | None:
+        """Column whose equal values are normalised together; None: each group alone."""
+        return getattr(self.estimator, "batch_key", None)
+
     @classmethod
     def resolve(cls, estimator: Estimator, sources: Sources, integrity: IntegrityConfig, *, purity: bool) -> Self:
         """Pin the version of the anchors, and find columns and code; UsageError for an unknown column.
@@ -198,8 +203,7 @@ def read_inputs(snapshot: Snapshot, config: CreditConfig, notice: Callable[[str]
             "8`), compare by other groups (`trajlake group -h`, --grouping), or use "
             f"{suggest_for_lone_episodes(config.estimator)}"
         )
-    of_batch = getattr(config.estimator, "batch_key", None) is not None
-    groups = hash_groups(episodes, of_batch=of_batch, checks=config.checks)
+    groups = hash_groups(episodes, of_batch=config.batch_key is not None, checks=config.checks)
     if notice is not None:
         if version := scores.versions.get(ENV_RETURN) if namesakes else None:
             notice(
@@ -356,7 +360,7 @@ def cut_ranges(
     episodes = inputs.episodes.join(groups, on="group_id", how="semi", maintain_order="left")
     if episodes.is_empty():
         return
-    key = getattr(config.estimator, "batch_key", None)
+    key = config.batch_key
     step_bytes = estimate_bytes_per_step(inputs.snapshot, config.step_columns)
     budget = compute_budget_rows(step_bytes, memory_gb, workers)
     steps = int(episodes["num_steps"].sum())

@@ -124,8 +124,8 @@ def run_credit(
 ) -> CreditReport:
     """Compute the advantages of changed groups and write them to `advantages`.
 
-    A group has changed if its newest rows in the series have other episodes, scores, parameters or checks. A
-    batch-normalised estimator (`estimator.incremental` is False) computes all groups if any changed.
+    A group has changed if its newest rows in the series have other episodes, scores, parameters or checks. An
+    estimator with a `batch_key` computes all groups if any changed.
 
     Args:
         lake: lake to read and write.

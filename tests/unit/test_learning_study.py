@@ -20,10 +20,10 @@ from benchmarks.learning.report import (
     write_report,
 )
 from benchmarks.learning.results import Result, Results, Round, Task
-from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, Plan
+from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, StudyPlan
 from benchmarks.learning.study import compared_tasks, passes_gate, stages, start_tasks
 
-PLAN = Plan(seeds=8)
+PLAN = StudyPlan(seeds=8)
 TAXI = ENVIRONMENTS["taxi"]
 PAGE = Path(__file__).parents[2] / "docs" / "learning.md"
 BEST = dict.fromkeys(PLAN.arms, PLAN.rates[0]) | {"grpo": PLAN.rates[-1]}

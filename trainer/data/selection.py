@@ -44,10 +44,11 @@ _STEPS = {"episode_id": pl.Int64, "step_index": pl.Int32}
 VALUE_TARGET = "value_target"
 """Column of members for a value head: the lambda-return of the step."""
 _CREDIT_COLUMNS = ("advantage", "flags", VALUE_TARGET)
+_OF_EPISODES = "episode_id IN (SELECT unnest($episodes::BIGINT[]))"
 _VALUES = {
-    "value_estimate": "SELECT episode_id, step_index, value_estimate AS value FROM steps",
+    "value_estimate": f"SELECT episode_id, step_index, value_estimate AS value FROM steps WHERE {_OF_EPISODES}",
     "scorer": "SELECT episode_id, step_index, value FROM latest_scores "
-    "WHERE scorer = $scorer AND scorer_version = $version AND step_index IS NOT NULL",
+    f"WHERE scorer = $scorer AND scorer_version = $version AND step_index IS NOT NULL AND {_OF_EPISODES}",
 }
 _JUDGED = ("is_active", "is_copied_context", "trainable", "filtered", "flags", "reason", "repeated")
 """Columns that are dropped once every step is judged."""
@@ -336,7 +337,8 @@ def _add_value_targets(snapshot: Snapshot, source: Credit, credit: pl.DataFrame)
         )
     is_recorded, version = values == "value_estimate", source.parameters.get("scorer_versions", {}).get(values)
     query = _VALUES["value_estimate" if is_recorded else "scorer"]
-    rows = snapshot.sql(query, {} if is_recorded else {"scorer": values.partition("@")[0], "version": version})
+    params = {} if is_recorded else {"scorer": values.partition("@")[0], "version": version}
+    rows = snapshot.sql(query, params | {"episodes": credit["episode_id"].unique().to_list()})
     valued = credit.join(rows, on=list(_STEPS), how="left", maintain_order="left")
     return valued.with_columns((pl.col("a_step") + pl.col("value")).alias(VALUE_TARGET)).drop("value")
 

@@ -44,9 +44,13 @@ SCORES = 10_000
 UPDATES = 20
 """Updates of a training run that are listed."""
 
-_INCOMING = """CASE
-            WHEN list_contains($moved::INTEGER[], step_index)
-            THEN ($counts::INTEGER[])[list_position($moved::INTEGER[], step_index)]
+_INCOMING = f"""CASE
+            WHEN context LIKE '"blob:%' THEN coalesce((
+                SELECT if(count BETWEEN 1 AND {plain.MAX_ELEMENTS}, count, 1)::INTEGER FROM (
+                    SELECT try(json_array_length(decode(payload))) AS count FROM blobs
+                    WHERE list_contains((SELECT blob_ids FROM episodes WHERE episode_id = $episode), blob_id)
+                    AND '"blob:sha256:' || sha256 || '"' = context
+                )), 1)
             WHEN json_valid(context) AND json_type(context) = 'ARRAY' AND json_array_length(context) > 0
             THEN json_array_length(context)::INTEGER
             WHEN state_role IN ('tool', 'function') THEN 1
@@ -55,7 +59,7 @@ _INCOMING = """CASE
                 FROM episodes WHERE episode_id = $episode
             ) THEN 0
             WHEN state_hash IS NOT NULL THEN 1 ELSE 0 END"""
-"""SQL: the messages between the last decision and this one; a state that no message holds is one (`_count_moved`)."""
+"""SQL: the messages between the last decision and this one; a state that no message holds is one."""
 
 TextColumn = Literal["state", "action", "reasoning", "context", "tool_calls"]
 EpisodeColumn = Literal["initial_messages", "final_observation", "tools", "ground_truth", "sampling", "extra", "error"]
@@ -125,14 +129,6 @@ def restore_documents(lake: LakeReader, frame: pl.DataFrame, lengths: dict[str, 
     return restored
 
 
-def _count_moved(lake: LakeReader, episode_id: int) -> Params:
-    """Return the steps whose messages are a document in `blobs`, and how many messages each has, for `_INCOMING`."""
-    query = "SELECT step_index, context, 0 AS n FROM steps WHERE episode_id = $episode AND context LIKE '\"blob:%'"
-    frame = restore_documents(lake, lake.sql(query, {"episode": episode_id}), {"context": "n"}, DOCUMENT)
-    counts = [len(plain.parse_list(text, length) or "1") for text, length in frame.select("context", "n").iter_rows()]
-    return {"moved": frame["step_index"].to_list(), "counts": counts}
-
-
 def read_text(lake: LakeReader, episode_id: int, step_index: int, column: TextColumn, limit: int) -> str:
     """Return a text of a step, cut after `limit` characters."""
     query = f"SELECT left({column}, $limit) AS t, 0 AS n FROM steps WHERE episode_id = $episode AND step_index = $step"
@@ -187,7 +183,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         FROM mine AS m LEFT JOIN {build_replies_sql("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index
         """
-    return lake.sql(query, {"episode": episode_id, "head": HEAD} | _count_moved(lake, episode_id) | window.params())
+    return lake.sql(query, {"episode": episode_id, "head": HEAD} | window.params())
 
 
 def read_reward_scale(lake: LakeReader, episode_id: int) -> tuple[float, bool]:
@@ -218,7 +214,6 @@ def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit:
         WHERE episode_id = $episode AND list_contains($indices::INTEGER[], s.step_index) ORDER BY s.step_index
         """
     params: Params = {"episode": episode_id, "indices": list(indices), "text": limit, "json": DOCUMENT}
-    params |= _count_moved(lake, episode_id)
     lengths = {"context": "context_length", "tool_calls": "tool_calls_length"}
     return restore_documents(lake, lake.sql(query, params), lengths, DOCUMENT)
 

@@ -138,17 +138,18 @@ function branchOf(view, { text, words, href, episode }) {
   const link = el("a", "", "own page");
   link.href = href;
   const made = el("details", "speech branch", el("summary", "", name, " ", preview, " ", link));
+  const path = `${view.path}/${episode}`; // episodes that name each other as parents do not open each other
   made.ontoggle = async () => {
-    if (!made.open) view.branches.delete(episode);
+    if (!made.open) view.branches.delete(path);
     if (!made.open || made.querySelector(".trajlake-transcript")) return;
     const asks = new URL(view.data.asks, location.href);
     asks.searchParams.set("episode", episode);
-    const lines = view.branches.get(episode) ?? (await view.asking.other({ lines: 1, episode })).lines;
+    const lines = view.branches.get(path) ?? (await view.asking.other({ lines: 1, episode })).lines;
     if (!lines || !made.isConnected) return;
-    view.branches.set(episode, lines);
+    view.branches.set(path, lines);
     const data = { ...lines, asks: asks.href, address: href, hidden: view.data.hidden };
-    new Transcript(made, data, "", undefined, view);
+    new Transcript(made, data, "", undefined, view, path);
   };
-  made.open = view.branches.has(episode);
+  made.open = view.branches.has(path);
   return made;
 }

@@ -86,14 +86,14 @@ def load_episodes(read: ReadQuery, credit: str | None, episode_ids: Sequence[int
         episode = parameters.get("episode")
         return f"#episode-{episode}" if page is Page.EPISODE and episode in present else ""
 
-    wanted = list(episode_ids)
-    for episode_id in wanted:  # it grows
+    queue = list(episode_ids)
+    for episode_id in queue:  # it grows
         if (transcript := load_transcript(read, link, episode_id, credit)) is None:
             continue
         present[ids.to_text(episode_id)] = replace(transcript, is_below=episode_id not in episode_ids)
         related = read(transcripts.read_related_episodes, episode_id).filter(~pl.col("is_parent"))
-        below = [child for child in related["episode_id"] if child not in wanted]
-        wanted += below[: max(0, MAX_EPISODES - len(wanted))]
+        below = [child for child in related["episode_id"] if child not in queue]
+        queue += below[: max(0, MAX_EPISODES - len(queue))]
     if not present:
         raise LookupError
     return list(present.values())
@@ -101,7 +101,7 @@ def load_episodes(read: ReadQuery, credit: str | None, episode_ids: Sequence[int
 
 def render_html(loaded: Sequence[EpisodeTranscript]) -> bytes:
     """Return the file: an episode, or several with an index of the chosen ones' tasks and outcomes."""
-    chosen = [transcript for transcript in loaded if not transcript.is_below]
+    indexed = [transcript for transcript in loaded if not transcript.is_below]
     budget = MAX_STEP_BYTES
     episodes: list[dict[str, Any]] = []
     for transcript in loaded:
@@ -111,14 +111,14 @@ def render_html(loaded: Sequence[EpisodeTranscript]) -> bytes:
     script = view_model.read_script("alone.js")
     style = "\n".join((figures.VARIABLES, view_model.STYLE, head.STYLE, _STYLE))
     policy = f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
-    name = one_line(navigation.name_episode(chosen[0].facts), navigation.MAX_NAME)
-    title = escape(name if len(chosen) == 1 else f"{len(chosen)} episodes, {name} and others")
+    name = one_line(navigation.name_episode(indexed[0].facts), navigation.MAX_NAME)
+    title = escape(name if len(indexed) == 1 else f"{len(indexed)} episodes, {name} and others")
     # The JSON must not hold the end tag of its element.
     stored = msgspec.json.encode(episodes).decode().replace("<", "\\u003c")
     body = "".join(
         _render_heading(transcript, episode["data"]) for transcript, episode in zip(loaded, episodes, strict=True)
     )
-    table = _render_index(chosen) if len(chosen) > 1 else ""
+    table = _render_index(indexed) if len(indexed) > 1 else ""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><meta name="referrer" content="no-referrer">'

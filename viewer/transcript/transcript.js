@@ -25,9 +25,9 @@ export default function mount({ parentElement, data, setTriggerValue }) {
 }
 
 class Transcript {
-  // `outer` is the transcript at whose step this one, of a sub-agent, is drawn.
-  constructor(parent, data, text, former, outer = null) {
-    Object.assign(this, { data, text, outer });
+  // `outer` is the transcript at whose step this one, of a sub-agent, is drawn; `path` names the sub-agents down to it.
+  constructor(parent, data, text, former, outer = null, path = "") {
+    Object.assign(this, { data, text, outer, path });
     const isSame = former?.data.name === data.name;
     this.isNew = !isSame || former.isElsewhere(data);
     this.step = this.isNew ? data.selected : former.step;

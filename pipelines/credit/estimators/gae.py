@@ -24,13 +24,11 @@ class GAE(BatchOptions, ReturnOptions):
         A_t     = delta_t + gamma lam A_{t+1}      = sum_{k >= t} (gamma lam)^(k - t) delta_k
 
     After the last step V is `episodes.final_value_estimate` (the scorer's score of the episode) if the episode was
-    truncated, and 0 otherwise: a limit does not end the task, unless `bootstrap` is false. With `bootstrap` and gamma =
-    1 a policy that never ends is worth what it expects to get later, and values that it learned itself keep that up.
-    gamma = lam = 1 gives return-to-go minus value. A NULL value makes its step, the step before and all earlier steps
-    unknown, for any lam. So does a NULL final value of a truncated episode. The estimator compares no siblings. With
-    `batch_key` the column `advantage` is whitened over the batch, as PPO implementations do: (A - mean) / (std + 1e-6).
-    `a_step` is A before that. `return_to_go` is the plain return without bootstrap; the critic's target is `a_step` +
-    V.
+    truncated, and 0 otherwise: a limit does not end the task, unless `bootstrap` is false. gamma = lam = 1 gives
+    return-to-go minus value. A NULL value makes its step, the step before and all earlier steps unknown, for any lam.
+    So does a NULL final value of a truncated episode. The estimator compares no siblings. With `batch_key` the column
+    `advantage` is whitened over the batch, as PPO implementations do: (A - mean) / (std + 1e-6); `a_step` is A before
+    that. `return_to_go` is the plain return without bootstrap; the critic's target is `a_step` + V.
     """
 
     name: ClassVar[str] = "gae"
