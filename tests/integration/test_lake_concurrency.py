@@ -36,7 +36,8 @@ def test_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
         worker.finish()
     assert episodes == sorted(episodes)
     assert assert_whole(lk.snapshot()) == 3 * 3 * 3
-    assert lk.snapshot().dead_write_ids == frozenset(), "disjoint batches never abandon a write"
+    batches = 3 * 3
+    assert len(lk.snapshot().dead_write_ids) <= batches, "a batch that lost three races goes to the committer, once"
     new = lk.sql("SELECT job_id, count(*) AS n, sum(value) AS new FROM metrics GROUP BY job_id")
     assert (new["n"].to_list(), new["new"].to_list()) == ([3] * 3, [9.0] * 3)
     assert lk.sql("SELECT status FROM job_runs")["status"].to_list() == ["succeeded"] * 3
