@@ -19,12 +19,14 @@ import msgspec
 from lake.errors import TrajlakeError
 from lake.live.sink import format_exception
 from lake.records import StepRecord
+from lake.storage.objects import Objects
 from pipelines.collect.engines import ContextFullError
 from pipelines.collect.engines.pool import ServerPool
 from pipelines.collect.environments import Environment, Outcome
 from pipelines.collect.environments.loading import describe_outcome_fault
 from pipelines.collect.players import Ending, ReplayError, Rollout, RolloutLog, StepTotals, build_episode, build_step
 from pipelines.collect.policies import Conversation, Decision, Message, PolicyClient
+from pipelines.collect.policies.rendering import ContextRenderer
 from pipelines.collect.policies.scripted import HumanPolicy, PolicyFaultError, QuitError
 from pipelines.collect.policies.transformers_policy import LockStepClient
 from pipelines.collect.user_code import FAULTS, is_cancellation
@@ -72,6 +74,12 @@ class EnvironmentPlayer:
 
     async def settle(self) -> None:
         """Do nothing: the manager records the rollouts."""
+
+    def store_tokenizer(self, objects: Objects) -> None:
+        """Store the tokenizer of a client that encodes text itself, so that the viewer can show the text of tokens."""
+        renderer = getattr(self._client, "renderer", None)
+        if isinstance(renderer, ContextRenderer):
+            renderer.store_tokenizer(objects)
 
     @property
     def problem(self) -> str | None:

@@ -15,6 +15,7 @@ from lake import ids
 from lake.errors import TrajlakeError
 from lake.formats.chat.messages import build_decision as observed
 from lake.records import EpisodeRecord, StepRecord
+from lake.storage.objects import Objects
 from pipelines.collect.environments import Outcome, Task
 from pipelines.collect.policies import Decision, Message, PolicyCard
 
@@ -102,6 +103,9 @@ class Player(Protocol):
 
     async def settle(self) -> None:
         """Deliver all ended rollouts to the lake, including those of earlier processes, before it is queried."""
+
+    def store_tokenizer(self, objects: Objects) -> None:
+        """Store in the lake the tokenizer that made the tokens, if the player has it."""
 
     async def play(self, rollout: Rollout, log: RolloutLog) -> Ending:
         """Play one rollout to its end; a failure of the environment or the agent is an ending too.

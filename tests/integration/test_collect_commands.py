@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import lake
+from lake.write.tokenizers import read_vocabulary
 from pipelines.collect.environments.house import list_vocabulary
 from testkit.chat_models import tokenizer_of
 from testkit.command_line import runner
@@ -62,6 +63,14 @@ def collect(cli, folder: Path, *options: str | Path):
     )
 
 
+def assert_lake_has_tokenizer(tmp_path, tokenizer):
+    lk = lake.open(tmp_path / "lake")
+    [encoding_id] = lk.sql("SELECT DISTINCT encoding_id FROM tokens")["encoding_id"]
+    vocabulary = read_vocabulary(lk.snapshot().objects, encoding_id)
+    assert vocabulary is not None
+    assert set(vocabulary) >= set(tokenizer.get_vocab().values())
+
+
 def test_tool_calls_drift_and_unreadable_calls_are_in_the_steps(tmp_path, cli):
     tokenizer = tokenizer_of("tools")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -104,6 +113,7 @@ def test_tool_calls_drift_and_unreadable_calls_are_in_the_steps(tmp_path, cli):
     last = rows.filter(rows["step_index"] == 1)
     assert all(json.loads(extra)["drift"]["retokenised"]["tokens"] == 2 for extra in last["extra"])
     assert rows["constrained"].to_list() == [[True] * len(ids) for ids in rows["action_ids"]]
+    assert_lake_has_tokenizer(tmp_path, tokenizer)
 
 
 def test_a_model_plays_in_the_collecting_process(tmp_path, cli):
@@ -116,6 +126,7 @@ def test_a_model_plays_in_the_collecting_process(tmp_path, cli):
     assert len(rows) == 2 * 2 * 3
     assert set(rows["logprobs_mode"]) == {"processed"}
     assert all(len(ids) <= 4 for ids in rows["action_ids"])
+    assert_lake_has_tokenizer(tmp_path, tokenizer)
 
 
 def test_a_model_in_the_collecting_process_is_held_to_a_schema(tmp_path, cli):

@@ -41,6 +41,7 @@ from lake.live.spool import Spool
 from lake.retries import compute_pause
 from lake.secrets import redact
 from lake.storage.locks import hold_file_lock
+from lake.storage.objects import Objects
 from lake.tables.definitions import STATUSES
 from pipelines.collect.agents import Agent, Client, Result
 from pipelines.collect.children import guard_command
@@ -353,6 +354,9 @@ class AgentPlayer:
 
     def gather(self, is_filling: Callable[[int], bool]) -> None:
         """Do nothing: agents do not wait for each other."""
+
+    def store_tokenizer(self, objects: Objects) -> None:
+        """Do nothing: the engine encodes the text."""
 
     async def settle(self) -> None:
         """Deliver all finished rollouts to the lake, including those of the run's earlier proxies.

@@ -330,6 +330,7 @@ async def play_round(lake: Lake, scheduler: Scheduler, plan: RoundPlan, tasks: S
     """
     run, player, store = scheduler.run, scheduler.player, scheduler.store
     total, fewest, fruitless = RolloutCounts(), len(tasks) * plan.siblings + 1, 0
+    player.store_tokenizer(lake.snapshot().objects)
     while True:
         snapshot = lake.snapshot()
         attempts = read_attempts(snapshot, run, [*store.carried, plan.round])

@@ -28,6 +28,8 @@ from lake import ids
 from lake.errors import DataRefusedError, UsageError
 from lake.formats.chat.messages import decode_arguments, join_text
 from lake.records import printable
+from lake.storage.objects import Objects
+from lake.write.tokenizers import store_tokenizer
 from pipelines.collect.policies import Message
 from pipelines.collect.settings import ToolFormat
 
@@ -78,6 +80,11 @@ class ContextRenderer:
     def identity(self) -> str:
         """Identity of the tokenizer: equal for equal encodings. Computing it is slow."""
         return ids.to_text(ids.text_hash(self.tokenizer.backend_tokenizer.to_str()))
+
+    def store_tokenizer(self, objects: Objects) -> None:
+        """Store the tokenizer in a lake, under the encoding of the tokens that policies record with it."""
+        encoding_id = ids.key_hash("engine", self.identity, str(self.tokenizer.chat_template))
+        store_tokenizer(objects, self.tokenizer.backend_tokenizer.to_str(), [encoding_id])
 
     def text(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, *, prompts: bool = True

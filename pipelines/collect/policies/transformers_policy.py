@@ -415,6 +415,7 @@ class LockStepClient:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self.renderer = policy.renderer if isinstance(policy, TransformersPolicy) else None
         self._decisions = 0
         self._waiting: list[LockStepConversation] = []
         self._cohort: list[LockStepConversation] = []
