@@ -1,9 +1,11 @@
 """The report: tables of the page between its markers, made from the runs, which stand in a JSON file beside it."""
 
 from collections.abc import Iterable, Sequence
+from math import isnan
 from pathlib import Path
 from statistics import fmean, stdev
 
+import polars as pl
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.ladder.report import BEGIN, END, table
@@ -153,7 +155,7 @@ def collect_report(out: Path, plan: StudyPlan, environments: Sequence[Environmen
 
 def build_tables(report: Report) -> str:
     """Return all tables: what was run, the gate, the declared comparisons, then each environment."""
-    sections = [_tell_progress(report), _tell_gate(report), _tell_verdicts(report)]
+    sections = [_tell_progress(report), _tell_gate(report), _tell_verdicts(report), _tell_prediction(report)]
     for environment in report.environments:
         tellers = (_tell_forecasts, _tell_tuning, _tell_arms, _tell_curve)
         tables = [text for tell in tellers if (text := tell(environment))]
@@ -246,6 +248,29 @@ def _tell_verdicts(report: Report) -> str:
         "area",
     )
     return f"The declared comparisons of success after the budget:\n\n{table(head, rows)}"
+
+
+def correlate_forecasts(environment: EnvironmentReport) -> float | None:
+    """Return the rank correlation of agreement before training with mean success after it, over estimators.
+
+    None: the environment has no agreement or no whole seed yet, or all estimators are equal.
+    """
+    forecasts = [each for each in environment.forecasts if each.arm in environment.arms]
+    if len(forecasts) < 2 or not environment.whole_seeds:
+        return None
+    success = [fmean(run.success for run in environment.list_results(each.arm)) for each in forecasts]
+    frame = pl.DataFrame({"agreement": [each.agreement for each in forecasts], "success": success})
+    correlation: float = frame.select(pl.corr("agreement", "success", method="spearman")).item()
+    return None if isnan(correlation) else correlation
+
+
+def _tell_prediction(report: Report) -> str:
+    correlations = [(each.label, correlate_forecasts(each)) for each in report.environments]
+    rows = [(label, f"{value:+.2f}") for label, value in correlations if value is not None]
+    if not rows:
+        return ""
+    note = "Rank correlation of agreement before training with success after it, over the estimators without a model"
+    return f"{note}:\n\n{table(('environment', 'rank correlation'), rows)}"
 
 
 def _tell_forecasts(environment: EnvironmentReport) -> str:

@@ -8,11 +8,12 @@ import pytest
 
 from benchmarks.ladder.report import BEGIN, END
 from benchmarks.learning.arms import COMPARED, START
-from benchmarks.learning.beforehand import correlate
+from benchmarks.learning.beforehand import Forecast, correlate, write_forecasts
 from benchmarks.learning.report import (
     Report,
     build_tables,
     collect_report,
+    correlate_forecasts,
     list_verdicts,
     read_success,
     replace_tables,
@@ -138,6 +139,26 @@ def test_what_is_concluded(tmp_path: Path) -> None:
     twice = Report(environments=[*report.environments, report.environments[0].model_copy(update={"name": "other"})])
     more = next(verdict for _, verdict in list_verdicts(twice) if (verdict.one, verdict.other) == ("gigpo", "grpo"))
     assert more.holm > against_grpo.holm, "all declared comparisons are corrected together"
+
+
+def test_agreement_is_ranked_against_success(tmp_path: Path) -> None:
+    """GiGPO and RLOO share the best success of `run_all`, GRPO and HGPO the worst."""
+    run_all(tmp_path)
+    shown = {"pairs": 10, "shared": None, "meaningful": None, "live": 1.0}
+
+    def correlation(agreement: dict[str, float]) -> float | None:
+        forecasts = [
+            Forecast(environment="taxi", arm=arm, agreement=value, **shown) for arm, value in agreement.items()
+        ]
+        write_forecasts(tmp_path, "taxi", forecasts)
+        [environment] = collect_report(tmp_path, PLAN, [TAXI]).environments
+        return correlate_forecasts(environment)
+
+    right = {"grpo": 0.1, "hgpo": 0.1, "gigpo": 0.2, "rloo": 0.2}
+    assert correlation(right) == pytest.approx(1.0)
+    assert correlation({arm: -value for arm, value in right.items()}) == pytest.approx(-1.0)
+    assert correlation(dict.fromkeys(right, 0.1)) is None
+    assert correlation({}) is None
 
 
 def test_the_page_is_made_from_the_runs_beside_it() -> None:
