@@ -343,7 +343,7 @@ def _tell_arms(environment: EnvironmentReport) -> str:
 def _tell_curve(environment: EnvironmentReport) -> str:
     if not environment.whole_seeds:
         return ""
-    grid = [environment.budget * (2 * point + 1) // (2 * _CURVE_POINTS) for point in range(_CURVE_POINTS)]
+    grid = list_curve_points(environment)
     rows = [
         (
             BY_NAME[arm].label,
@@ -353,6 +353,11 @@ def _tell_curve(environment: EnvironmentReport) -> str:
     ]
     head = ("tokens, thousands", *(f"{at / 1000:g}" for at in grid))
     return f"Success of the collected rollouts in %, by the tokens collected until then:\n\n{table(head, rows)}"
+
+
+def list_curve_points(environment: EnvironmentReport) -> list[int]:
+    """Return the numbers of collected tokens at which the curve is read."""
+    return [environment.budget * (2 * point + 1) // (2 * _CURVE_POINTS) for point in range(_CURVE_POINTS)]
 
 
 def read_success(run: Result, tokens: int) -> float:
