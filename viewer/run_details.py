@@ -180,11 +180,11 @@ def draw_settings(frame: pl.DataFrame, a_label: str, b_label: str) -> None:
     tables.draw_table(ui.draw_first_rows(frame, _MAX_SETTINGS, "parameters"), columns, label="Parameters side by side")
 
 
-def draw_run_settings(a_run: str, b_run: str) -> None:
-    """Draw the parameters in which the newest jobs of two runs differ, for each kind of job."""
+def draw_side_settings(side_a: compare.Side, side_b: compare.Side) -> None:
+    """Draw the parameters in which the newest jobs of two sides differ, for each kind of job."""
     frames, same = [], []
-    for row in read(lineage.pair_newest_jobs, a_run, b_run).iter_rows(named=True):
-        differing = lineage.compare_run_settings(row, a_run, b_run)
+    for row in read(lineage.pair_newest_jobs, side_a, side_b).iter_rows(named=True):
+        differing = lineage.compare_run_settings(row, side_a.run, side_b.run)
         if differing.is_empty():
             same.append(word(row["kind"]))
         identity = {"kind": pl.lit(row["kind"]), "job": pl.lit(row["a"]), "other_job": pl.lit(row["b"])}
@@ -195,7 +195,7 @@ def draw_run_settings(a_run: str, b_run: str) -> None:
     st.subheader("Settings that differ", anchor=False)
     if frame.height:
         columns = {
-            "kind": tables.text("Job", "The newest of its kind in each run."),
+            "kind": tables.text("Job", "The newest of its kind on each side, by the rounds of the page *Jobs*."),
             "setting": tables.text("Parameter"),
             "a": tables.wide("A"),
             "b": tables.wide("B"),

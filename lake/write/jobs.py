@@ -180,6 +180,8 @@ class JobRecorder:
         """Rows of tables other than the episodes'; they become visible when the job succeeds."""
         self.scores = ScoreRows()
         """Scores of the recorded episodes. The caller of the job writes them with `lake.write.scores.add_scores`."""
+        self.rounds: set[int] = set()
+        """Collection rounds of the recorded episodes; an episode's row does not name its job."""
 
     def copy_index(self) -> EpisodeIndex:
         """Return an index of the current episodes, retracted ones included, that later commits do not change."""
@@ -206,6 +208,8 @@ class JobRecorder:
             first = records[min(rejects)]
             self.reject(list(rejects.values()), first.source_uri or "recorder", first.source_format)
         for index, record in enumerate(records):
+            if record.collection_round is not None and index not in rejects:
+                self.rounds.add(record.collection_round)
             if record.scores and index not in rejects:
                 self.scores.add(record)
         first_reject = rejects[min(rejects)] if rejects else None
@@ -422,7 +426,8 @@ class Job(JobRecorder):
 
     def _end(self, event: str, error: str | None = None) -> None:
         """Write the terminal row, after all others. Raises ConflictError: rows were deleted, or the guard refuses."""
-        counts = dict(self.counts)
+        spans = {"first_round": min(self.rounds), "last_round": max(self.rounds)} if self.rounds else {}
+        counts = spans | self.counts
         row = self._build_row(event) | {
             "seconds": time.monotonic() - self._began,
             "rows_in": counts.pop("rows_in", None),

@@ -21,11 +21,13 @@ from viewer.queries import (
     Params,
     Row,
     Sort,
+    build_id_list,
     build_sort_terms,
     count,
     get_first_row,
     order_by,
 )
+from viewer.queries.compare import Side
 
 DOCUMENT = 100_000
 """Largest number of characters of a document on a page."""
@@ -42,7 +44,7 @@ REJECT_ORDERS = build_sort_terms("reason", "source_uri", "position", "source_for
 def read_jobs(
     lake: LakeReader, kind: str | None, status: str | None, window: ListWindow, sort: Sort | None = None
 ) -> pl.DataFrame:
-    """Return a page of the jobs, by default the newest first."""
+    """Return a page of the jobs, by default the newest first, with first_round and last_round (`read_job_rounds`)."""
     where, params = _build_conditions(kind=kind, status=status)
     query = f"""
         SELECT job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped,
@@ -50,7 +52,46 @@ def read_jobs(
         FROM job_runs WHERE {where}
         ORDER BY {order_by(sort, JOB_ORDERS, "started_at DESC, job_id")} LIMIT $limit OFFSET $offset
         """
-    return lake.sql(query, params | window.params())
+    jobs = lake.sql(query, params | window.params())
+    return jobs.join(read_job_rounds(lake, jobs["job_id"].to_list()), on="job_id", how="left", maintain_order="left")
+
+
+def read_job_rounds(lake: LakeReader, job_ids: Sequence[int]) -> pl.DataFrame:
+    """Return the first and the last collection round of each job: job_id, first_round, last_round; unknown: no row.
+
+    A job that collected names them in its plan or its counts. A run that one job collected has no other. Other jobs
+    have the rounds of the episodes that they scored, credited, selected or trained on, of all runs together.
+    """
+    mine = f"job_id IN ({build_id_list(job_ids)})"
+    query = f"""
+        WITH of_groups AS (SELECT DISTINCT group_id, collection_round FROM episodes),
+        wrote AS (
+            SELECT *, json_extract_string(parameters, '$.plan.round') AS planned,
+                   json_extract_string(counts, '$.first_round') AS first_count,
+                   json_extract_string(counts, '$.last_round') AS last_count,
+                   count(*) OVER (PARTITION BY run_id) AS writers
+            FROM job_runs WHERE kind IN ('collect', 'ingest', 'record') AND run_id IS NOT NULL
+        ),
+        rounds AS (
+            SELECT job_id, unnest([TRY_CAST(coalesce(planned, first_count) AS BIGINT),
+                                   TRY_CAST(coalesce(planned, last_count) AS BIGINT)]) AS round
+            FROM wrote WHERE {mine}
+            UNION ALL
+            SELECT DISTINCT job_id, collection_round FROM wrote JOIN episodes USING (run_id)
+            WHERE {mine} AND writers = 1 AND planned IS NULL
+            UNION ALL
+            SELECT job_id, collection_round FROM (
+                SELECT job_id, group_id FROM scores WHERE {mine} UNION SELECT job_id, group_id FROM credit_groups
+                WHERE {mine} UNION SELECT job_id, group_id FROM selections WHERE {mine}
+            ) JOIN of_groups USING (group_id)
+            UNION ALL
+            SELECT DISTINCT b.job_id, e.collection_round FROM trained_batches AS b JOIN episodes AS e USING (episode_id)
+            WHERE b.{mine}
+        )
+        SELECT job_id, min(round) AS first_round, max(round) AS last_round FROM rounds
+        WHERE round IS NOT NULL GROUP BY job_id
+        """
+    return lake.sql(query)
 
 
 def count_jobs(lake: LakeReader, kind: str | None, status: str | None) -> int:
@@ -116,32 +157,55 @@ def compare_settings(parameters_a: str | None, parameters_b: str | None) -> pl.D
     return pl.DataFrame(rows, schema, orient="row").sort(["differs", "setting"], descending=[True, False])
 
 
-def pair_newest_jobs(lake: LakeReader, run_a: str, run_b: str) -> pl.DataFrame:
-    """Return the newest job of each kind that both runs have: kind, a, b (ids), a_parameters, b_parameters; by kind."""
-    newest = """
-        SELECT kind, job_id, parameters FROM job_runs WHERE run_id = ${0}
-        QUALIFY row_number() OVER (PARTITION BY kind ORDER BY started_at DESC, job_id) = 1
+def pair_newest_jobs(lake: LakeReader, side_a: Side, side_b: Side) -> pl.DataFrame:
+    """Return the newest job of each kind that both sides have: kind, a, b (ids), a_parameters, b_parameters; by kind.
+
+    A side has the jobs of its run and the job of its credit. A side that is a part of a run has those of its rounds.
+    """
+    a, b = (
+        _read_newest_jobs(lake, side).rename({"job_id": name, "parameters": f"{name}_parameters"})
+        for name, side in (("a", side_a), ("b", side_b))
+    )
+    return a.join(b, on="kind").select("kind", "a", "b", "a_parameters", "b_parameters").sort("kind")
+
+
+def _read_newest_jobs(lake: LakeReader, side: Side) -> pl.DataFrame:
+    credit = side.credit
+    query = """
+        SELECT kind, job_id, parameters FROM job_runs
+        WHERE run_id = $run OR (kind = 'credit' AND series_id = $series AND coalesce(job_id = $job, true))
+        ORDER BY started_at DESC, job_id
         """
-    query = f"""
-        SELECT kind, a.job_id AS a, b.job_id AS b, a.parameters AS a_parameters, b.parameters AS b_parameters
-        FROM ({newest.format("run_a")}) AS a JOIN ({newest.format("run_b")}) AS b USING (kind) ORDER BY kind
-        """
-    return lake.sql(query, {"run_a": run_a, "run_b": run_b})
+    params = {"run": side.run, "series": credit and credit.series_id, "job": credit and credit.job_id}
+    jobs = lake.sql(query, params)
+    if side != Side(side.run):
+        mine, params = side.episodes(lake)
+        ends = f"SELECT min(collection_round), max(collection_round) FROM ({mine})"
+        first, last = lake.sql(ends, params or None).row(0)
+        rounds = read_job_rounds(lake, jobs["job_id"].to_list())
+        jobs = jobs.join(rounds, on="job_id", how="left", maintain_order="left").filter(
+            (pl.col("first_round") <= last) & (pl.col("last_round") >= first)
+        )
+    return jobs.unique("kind", keep="first", maintain_order=True).select("kind", "job_id", "parameters")
 
 
 def list_differing_settings(lake: LakeReader, run_a: str, run_b: str) -> list[str]:
     """Return the names of the parameters that differ between the newest jobs of two runs, kind by kind."""
     names: dict[str, None] = {}
-    for row in pair_newest_jobs(lake, run_a, run_b).iter_rows(named=True):
+    for row in pair_newest_jobs(lake, Side(run_a), Side(run_b)).iter_rows(named=True):
         names |= dict.fromkeys(compare_run_settings(row, run_a, run_b)["setting"])
     return list(names)
 
 
-def compare_run_settings(jobs: Row, run_a: str, run_b: str) -> pl.DataFrame:
-    """Return the differing rows of `compare_settings` for a row of `pair_newest_jobs`, without the runs' own names."""
+_PLACES = ("run_id", "plan.round", "plan.epoch", "plan.offset")
+"""Parameters that differ between any two jobs."""
+
+
+def compare_run_settings(jobs: Row, run_a: str | None, run_b: str | None) -> pl.DataFrame:
+    """Return the differing rows of `compare_settings` for a row of `pair_newest_jobs`, but for runs and `_PLACES`."""
     settings = compare_settings(jobs["a_parameters"], jobs["b_parameters"])
     is_name = pl.col("a").eq_missing(run_a) & pl.col("b").eq_missing(run_b)
-    return settings.filter(pl.col("differs") & ~is_name & (pl.col("setting") != "run_id"))
+    return settings.filter(pl.col("differs") & ~is_name & ~pl.col("setting").is_in(_PLACES))
 
 
 def list_similar_jobs(lake: LakeReader, job_id: int, required_id: int | None = None, limit: int = 200) -> pl.DataFrame:

@@ -68,8 +68,7 @@ def show_change() -> None:
         return
     _draw_figures(frames, (side_a, side_b), current)
     _draw_flips(side_a, side_b)
-    if side_a.run is not None and side_b.run is not None and side_a.run != side_b.run:
-        run_details.draw_run_settings(side_a.run, side_b.run)
+    run_details.draw_side_settings(side_a, side_b)
     _draw_tasks(frames, score)
     _draw_tools((side_a, side_b), frames, score)
     _draw_lengths(side_a, side_b, score)

@@ -1,5 +1,6 @@
 """Jobs and rejects: the list of jobs, one job with its parameters, counts and advantages, and rejected input."""
 
+import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
@@ -15,6 +16,7 @@ _JOB_COLUMNS = {
     "name": tables.text("Name", "Estimator, scorer, reward, loss or source of the job."),
     "status": tables.text("Status", "Not ended: running or killed."),
     "run_id": tables.text("Run"),
+    "rounds": tables.text("Rounds", "Collection rounds that it collected, or whose episodes it read; of all its runs."),
     "started_at": tables.time("Started (UTC)"),
     "seconds": tables.value("Seconds", digits=1),
     "rows_in": tables.value("Rows in"),
@@ -23,6 +25,13 @@ _JOB_COLUMNS = {
     "error": tables.text("Error"),
     "job_id": tables.ident("Job"),
 }
+_FIRST, _LAST = pl.col("first_round"), pl.col("last_round")
+_ROUNDS = (
+    pl.when(_FIRST == _LAST)
+    .then(pl.format("{}", _FIRST))
+    .otherwise(pl.format("{}\N{EN DASH}{}", _FIRST, _LAST))
+    .alias("rounds")
+)
 
 
 def show_jobs() -> None:
@@ -40,7 +49,7 @@ def show_jobs() -> None:
         return
     order = tables.read_order()
     frame = read(lineage.read_jobs, kind, status, ui.draw_pager(total, "jobs"), order)
-    frame = frame.with_columns(navigation.name_jobs(frame), ui.STATE)
+    frame = frame.with_columns(navigation.name_jobs(frame), ui.STATE, _ROUNDS)
     tables.draw_table(
         frame,
         tables.select_filled(frame, _JOB_COLUMNS, order),
