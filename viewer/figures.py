@@ -106,29 +106,29 @@ def build_curve(
     return _build_chart(layers, title, pick=picks)
 
 
-def build_tool_chart(frame: pl.DataFrame, x_title: str) -> Chart:
-    """Chart the share of failed calls, a line for each tool: columns x, tool, share, calls.
+def build_share_chart(frame: pl.DataFrame, by: str, count: str, x_title: str, title: str) -> Chart:
+    """Chart a share, a line for each value of the column `by`: columns x, `by`, share, `count`.
 
-    A click picks the nearest point, by its `x` and `tool`.
+    A click picks the nearest point, by its `x` and `by`.
     """
     axis = {"format": "%", "tickCount": 4, **_CLOSE}
     channels = {
         "x": _numeric("x", x_title, axis=_STEPS),
         "y": _numeric("share", scale=_scale_shares(frame["share"].max()), axis=axis),
         "color": _nominal(
-            "tool",
+            by,
             scale={"range": [NEGATIVE, POSITIVE, *OTHER_COLOURS[1:], UNKNOWN]},
             sort=None,
             legend=_ON_TOP | {"labelLimit": 240},
         ),
     }
     tips = [
-        _nominal("tool", "Tool"),
+        _nominal(by, by.capitalize()),
         _numeric("x", x_title, format=",d"),
-        _numeric("share", "Failed", format=".1%"),
-        _numeric("calls", "Calls", format=","),
+        _numeric("share", title, format=".1%"),
+        _numeric(count, count.capitalize(), format=","),
     ]
-    return _build_chart(_join_dots(frame, channels, tips), "Calls that failed", pick=["x", "tool"])
+    return _build_chart(_join_dots(frame, channels, tips), title, pick=["x", by])
 
 
 def build_length_chart(frame: pl.DataFrame) -> Chart:

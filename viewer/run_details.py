@@ -55,6 +55,31 @@ def read_score_curves(run: str, axis: runs.Axis, except_scorer: str | None = Non
     return [(str(scorer), part) for (scorer,), part in curves.items() if scorer != except_scorer]
 
 
+def build_unscored_chart(
+    run: str, axis: runs.Axis, key: str = ""
+) -> list[tuple[figures.Chart, str, Callable[[Row], str] | None]]:
+    """Return the chart of the share of episodes that each score lacks, as for `draw_chart_grid`; [] without any.
+
+    Of many scores it shows those whose share changes most.
+    """
+    frame = read(compare.read_unscored_over, run, axis)
+    if frame.is_empty():
+        return []
+    change = (pl.col("share").max() - pl.col("share").min()).alias("change")
+    order = frame.group_by("scorer").agg(change).sort("change", "scorer", descending=[True, False])["scorer"]
+    name_by_label = {one_line(scorer, 40): scorer for scorer in order.head(_MAX_TOOL_LINES)}
+    lines = pl.concat(
+        frame.filter(scorer=scorer).select("x", "share", "unscored", scorer=pl.lit(label))
+        for label, scorer in name_by_label.items()
+    )
+    chart = figures.build_share_chart(lines, "scorer", "unscored", AXIS_NAMES[axis].capitalize(), "Unscored episodes")
+
+    def address(point: Row) -> str:
+        return make_point_address(run, axis, name_by_label[point["scorer"]], frame)(point) + "&unscored=true"
+
+    return [(chart, f"unscored-{key}", address)]
+
+
 def draw_chart_grid(curves: Sequence[tuple[figures.Chart, str, Callable[[Row], str] | None]], across: int = 3) -> None:
     """Draw charts side by side, each with its key and the address of its points."""
     columns = st.columns(across)
@@ -107,7 +132,7 @@ def _draw_tool_failures(frame: pl.DataFrame, run: str, axis: runs.Axis, score: s
     address = make_point_address(run, axis, score, frame)
     ui.draw_episode_chart(
         chart,
-        figures.build_tool_chart(lines, axis_name.capitalize()),
+        figures.build_share_chart(lines, "tool", "calls", axis_name.capitalize(), "Calls that failed"),
         f"{key}-lines",
         lambda point: address(point | {"tool": names[point["tool"]]}),
     )

@@ -427,6 +427,7 @@ def _draw_loop_curves(loop: Loop, evaluations: pl.DataFrame) -> None:
         ("mean_score", f"Mean {slug(loop.score)} of the rollouts", False, build_episodes_address),
         ("mean_return", _return_title(loop), False, build_episodes_address),
         ("live_share", "Groups with signal", True, build_groups_address),
+        ("failed_share", "Failed rollouts", True, build_episodes_address),
         ("entropy", "Entropy of the policy, nats", False, build_update_address),
         ("kl", "KL of a round's updates, nats", False, build_update_address),
         ("seconds", "Seconds of a round", False, build_round_address),
@@ -434,10 +435,12 @@ def _draw_loop_curves(loop: Loop, evaluations: pl.DataFrame) -> None:
         ("parity", "Largest log-probability difference to an engine", False, build_round_address),
         ("stale", "Trained tokens of older versions", True, build_update_address),
     ):
-        if frame[name].drop_nulls().len() and (name != "stale" or frame[name].max()):
+        if frame[name].drop_nulls().len() and (name not in ("stale", "failed_share") or frame[name].max()):
             points = frame.drop_nulls(name)
             chart = figures.build_curve(points, name, title=title, x_title=across, share=share, picks=_POINT_FIELDS)
             charts.append((chart, f"loop-{name}", partial(address, loop)))
+    if axis == "Rounds":
+        charts += run_details.build_unscored_chart(loop.run, "collection_round")
     run_details.draw_chart_grid(charts)
     st.caption("A point opens its held-out episodes, its round, or the episodes, groups or updates of the round.")
 

@@ -114,6 +114,7 @@ _TELLING_COLUMNS = {
     "scorers": {"scorer", "kappa"},
     "settings": {"setting", "differs"},
     "settings_that_differ": {"setting", "kind"},
+    "missing_scores": {"scorer", "reason", "scores"},
     "changed_groups": {"group_id", "lost"},
     "batch_groups": {"group_id", "mean_size"},
     "answer": {"things"},

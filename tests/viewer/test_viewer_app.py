@@ -188,7 +188,9 @@ def test_runs_show_figures_curves_and_metrics(lk: Lake) -> None:
         "2",
     )
     assert column(at, "runs", "name") == [RUN]
-    assert charts(at) == 5 + 1 + 2, "curves over rounds, tasks by success, training metrics"
+    assert charts(at) == 5 + 2 + 1 + 2, (
+        "curves over rounds, failed and unscored ones among them, tasks by success, training metrics"
+    )
     assert column(at, "tasks", "task_id") == ["partial", "mixed", "dead"]
 
 

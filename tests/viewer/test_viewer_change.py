@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import polars as pl
 import pytest
@@ -23,7 +24,7 @@ from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, show, words
 from testkit.wording import Wording
-from viewer import filters
+from viewer import filters, run_details
 from viewer.queries import ListWindow, Sort, compare, episodes, lineage
 from viewer.queries.compare import Side
 from viewer.queries.episodes import EpisodeFilter
@@ -103,6 +104,7 @@ def figures_of(rows: dict[str, Rows], side: Side, task: str) -> dict[str, float 
     return {
         "outcome": mean(drop_unknown(row["env_return"] for row in mine)),
         "num_steps": mean(drop_unknown(row["num_steps"] for row in mine)),
+        "failed": mean([float(row["status"] == "failed") for row in mine]),
         "truncated": mean([float(row["status"] == "truncated") for row in mine]),
         "invalid": mean([1 - value for value in drop_unknown(row["is_action_valid"] for row in steps)]),
         "tool_errors": mean(drop_unknown(row["state_is_error"] for row in steps)),
@@ -307,6 +309,35 @@ def test_a_run_over_its_rounds(snap: Reader, rows: dict[str, Rows]) -> None:
         assert row["tool_errors"] == pytest.approx(mean(drop_unknown(s["state_is_error"] for s in steps)))
         (row_of_score,) = compare.read_scores_over(snap, RUN, "collection_round").filter(x=row["x"]).to_dicts()
         assert row_of_score["value"] == pytest.approx(mean([e["num_steps"] / 10 for e in mine if e["num_steps"] > 1]))
+        lacking = compare.read_unscored_over(snap, RUN, "collection_round").filter(x=row["x"])
+        assert lacking.select("scorer", "episodes", "unscored").rows() == [
+            ("brief", len(mine), sum(e["num_steps"] == 1 for e in mine)),
+            ("env_return", len(mine), sum(e["env_return"] is None for e in mine)),
+        ]
+
+
+def test_a_scorer_that_stops_is_shown_over_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scorer that gives no value from round 1 on, with its error; round 2 has no episodes, and no point."""
+    numbers = (0, 1, 3)
+    records = [rollout("t", index, 1.0, collection_round=number) for number in numbers for index in (0, 1)]
+    records[-1].status, records[-1].error = "failed", "the engine went away"
+    lk = show(build_lake(tmp_path, records), monkeypatch)
+    scores = lk.sql("SELECT episode_id, group_id, run_id, collection_round, rollout_index AS place FROM episodes")
+    names = {"scorer": pl.lit("judge"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+    is_silent = (pl.col("collection_round") > 0) & (pl.col("place") == 1)
+    with lk.job(kind="score") as job:
+        values = {"value": pl.when(~is_silent).then(0.5), "error": pl.when(is_silent).then(pl.lit("quota exceeded"))}
+        job.write("scores", scores.with_columns(**names, **values).drop("collection_round", "place"))
+    frame = compare.read_unscored_over(Reader(lk.snapshot()), RUN, "collection_round")
+    assert frame.select("scorer", "x", "share").rows() == [("judge", 0, 0.0), ("judge", 1, 0.5), ("judge", 3, 0.5)]
+    monkeypatch.setattr(run_details, "read", lambda query, *arguments: query(Reader(lk.snapshot()), *arguments))
+    ((_, _, address),) = run_details.build_unscored_chart(RUN, "collection_round")
+    assert address is not None
+    opened_at = dict(parse_qsl(urlsplit(address({"x": 1, "scorer": "judge"})).query))
+    at = open_page("episodes", **opened_at)
+    assert column(at, "episodes", "rollout_index") == ["1"]
+    assert column(open_page("job", job=job.job_id), "missing_scores", "reason") == ["quota exceeded"]
+    assert column(open_page("job", job=job.job_id), "missing_scores", "scores") == ["2"]
 
 
 @pytest.mark.parametrize("score", [None, "brief"])

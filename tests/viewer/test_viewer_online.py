@@ -136,6 +136,9 @@ def test_rounds_are_what_the_loop_noted_and_what_its_updates_came_to(lk: Lake, l
         assert row["stale"] == 0
     assert training.read_rounds(lk, loop, ListWindow(1, 1))["round"].to_list() == [1]
     curves = training.read_round_curves(lk, loop)
+    assert curves["failed_share"].to_list() == [
+        metrics[n]["loop/failed"] / metrics[n]["loop/episodes"] for n in range(3)
+    ]
     assert curves["mean_return"].to_list() == [rows[number]["mean_return"] for number in range(3)]
     assert curves.select("round", "last", "first_update").rows() == [(0, 0, 0), (1, 1, 2), (2, 2, 4)]
 

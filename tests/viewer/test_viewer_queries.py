@@ -437,6 +437,7 @@ def test_curves_over_rounds_and_versions(snap: Reader, facts: Rows) -> None:
             assert point["sd_return"] == pytest.approx(statistics.stdev(values))
             assert point["low"] < point["success"] < point["high"]
             assert point["dead_share"] == pytest.approx(1 / 3)
+            assert 0 < point["failed_share"] == sum(row["status"] == "failed" for row in mine) / len(mine)
 
 
 def test_the_interval_is_wilsons(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import polars as pl
 
 from lake.judgements import outcomes
 from lake.judgements.credit import Credit
-from lake.judgements.scores import current_scores_sql
+from lake.judgements.scores import ENV_RETURN, current_scores_sql
 from lake.statistics import TAIL, Floats, spread_of_mean, t_quantile
 from viewer.queries import LakeReader, ListWindow, Params, Row, Sort, bin_spans
 from viewer.queries.runs import Axis
@@ -60,11 +60,13 @@ class Side:
         return f"SELECT * FROM {relation} WHERE {' AND '.join(clauses)}", params
 
 
-FIGURES = ("outcome", "num_steps", "truncated", "invalid", "tool_errors", "completion_tokens", "disagree", "size")
+FIGURES = (
+    *("outcome", "num_steps", "failed", "truncated", "invalid", "tool_errors", "completion_tokens", "disagree", "size"),
+)
 """Figures of a task, each over the episodes or steps that record it.
 
-Mean outcome and steps; shares of truncated episodes, of steps with an invalid action, and of steps whose state is an
-error text; mean completion tokens; share of steps whose A_E and A_S have opposite signs; mean |A|.
+Mean outcome and steps; shares of failed and of truncated episodes, of steps with an invalid action, and of steps whose
+state is an error text; mean completion tokens; share of steps whose A_E and A_S have opposite signs; mean |A|.
 """
 
 
@@ -93,6 +95,7 @@ def read_tasks(lake: LakeReader, side: Side, current: Credit | None, score: str 
                arg_min(episode_id, (outcome, episode_id)) FILTER (outcome IS NOT NULL) AS worst,
                arg_max(episode_id, (outcome, episode_id)) FILTER (outcome IS NOT NULL) AS best,
                avg(outcome) AS outcome, avg(num_steps) AS num_steps, avg((status = 'truncated')::INT) AS truncated,
+               avg((status = 'failed')::INT) AS failed,
                sum(invalid) / nullif(sum(judged), 0) AS invalid, sum(errors) / nullif(sum(seen), 0) AS tool_errors,
                avg(completion_tokens) AS completion_tokens, sum(disagree) / nullif(sum(signed), 0) AS disagree,
                sum(size) / nullif(sum(known), 0) AS size
@@ -343,6 +346,7 @@ def read_figures_over(lake: LakeReader, run: str, axis: Axis, score: str | None 
         walked AS ({_FAULTS} WHERE run_id = $run)
         SELECT {axis} AS x, count(*) AS episodes, avg(outcome) AS outcome,
                avg(completion_tokens) AS completion_tokens, avg(num_steps) AS num_steps,
+               avg((status = 'failed')::INT) AS failed,
                avg((status = 'truncated')::INT) AS truncated, sum(invalid) / nullif(sum(judged), 0) AS invalid,
                sum(errors) / nullif(sum(seen), 0) AS tool_errors
         FROM mine LEFT JOIN walked USING (episode_id) GROUP BY x ORDER BY x
@@ -361,6 +365,29 @@ def read_scores_over(lake: LakeReader, run: str, axis: Axis) -> pl.DataFrame:
     spans = bin_spans(lake.sql(query, {"run": run}))
     mean = (pl.col("value") * pl.col("episodes")).sum() / pl.col("episodes").sum()
     return spans.group_by("scorer", "x", "last").agg(mean, pl.col("episodes").sum()).sort("scorer", "x")
+
+
+def read_unscored_over(lake: LakeReader, run: str, axis: Axis) -> pl.DataFrame:
+    """Return the episodes of a run that each score lacks: scorer, x, last, episodes (all), unscored, share; by scorer.
+
+    `env_return` is a score here. Scores that no episode has, or that no episode lacks, are left out.
+    """
+    query = f"""
+        WITH mine AS MATERIALIZED (
+            SELECT episode_id, {ENV_RETURN}, {axis} AS x FROM episodes WHERE run_id = $run AND {axis} IS NOT NULL
+        ),
+        given AS (
+            SELECT s.scorer, m.x, count(s.value) AS scored FROM mine AS m JOIN {current_scores_sql(lake)} AS s
+            USING (episode_id) WHERE s.step_index IS NULL GROUP BY ALL
+            UNION ALL SELECT '{ENV_RETURN}', x, count({ENV_RETURN}) FROM mine GROUP BY x
+        )
+        SELECT scorer, x, episodes, episodes - coalesce(scored, 0) AS unscored
+        FROM (SELECT scorer FROM given GROUP BY scorer HAVING sum(scored) > 0)
+        CROSS JOIN (SELECT x, count(*) AS episodes FROM mine GROUP BY x) LEFT JOIN given USING (scorer, x)
+        """
+    sums = bin_spans(lake.sql(query, {"run": run})).group_by("scorer", "x", "last").agg(pl.sum("episodes", "unscored"))
+    lacking = sums.filter(pl.col("unscored").sum().over("scorer") > 0).sort("scorer", "x")
+    return lacking.with_columns(share=pl.col("unscored") / pl.col("episodes"))
 
 
 def read_outcome_by_length(lake: LakeReader, side_a: Side, side_b: Side, score: str | None = None) -> pl.DataFrame:

@@ -116,6 +116,15 @@ def read_job(lake: LakeReader, job_id: int) -> Row | None:
     return get_first_row(lake.sql(query, [job_id]))
 
 
+def count_missing_scores(lake: LakeReader, job_id: int, limit: int = 50) -> pl.DataFrame:
+    """Count the scores without a value of a job by reason: scorer, reason (the error, if any), scores; most first."""
+    query = f"""
+        SELECT scorer, left(coalesce(error, reason), {EXCERPT}) AS reason, count(*) AS scores
+        FROM scores WHERE job_id = ? AND value IS NULL GROUP BY ALL ORDER BY scores DESC, scorer, reason LIMIT ?
+        """
+    return lake.sql(query, [job_id, limit])
+
+
 def flatten_settings(document: str | None) -> dict[str, str]:
     """Flatten a job's parameters: `config.gamma` for nested ones, lists as JSON; {} unless an object."""
     flat: dict[str, str] = {}

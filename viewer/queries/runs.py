@@ -176,7 +176,8 @@ def read_curve(lake: LakeReader, run: str, axis: Axis, success_at: float, score:
             SELECT first + ({axis} - first) // width * width AS x, count(*) AS episodes, count(outcome) AS scored,
                    avg((outcome >= $success_at)::INT) AS success, avg(outcome) AS mean_return,
                    stddev_samp(outcome) AS sd_return, avg(num_steps) AS mean_steps,
-                   avg(completion_tokens) AS mean_tokens, avg((status = 'truncated')::INT) AS truncated_share
+                   avg(completion_tokens) AS mean_tokens, avg((status = 'truncated')::INT) AS truncated_share,
+                   avg((status = 'failed')::INT) AS failed_share
             FROM {relation}, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         ),
         groups AS (
@@ -184,7 +185,7 @@ def read_curve(lake: LakeReader, run: str, axis: Axis, success_at: float, score:
             FROM ({_GROUPS.format(episodes=relation)}), span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         )
         SELECT x, x + width - 1 AS last, episodes, scored, success,
-               mean_return, sd_return, mean_steps, mean_tokens, truncated_share, dead_share
+               mean_return, sd_return, mean_steps, mean_tokens, truncated_share, failed_share, dead_share
         FROM points LEFT JOIN groups USING (x), span ORDER BY x
         """
     points = lake.sql(query, params | {"run": run, "success_at": success_at})

@@ -388,6 +388,7 @@ _NOTES = """
                max(value) FILTER (name = 'loop/score') AS mean_score,
                max(value) FILTER (name = 'loop/carried') AS carried,
                max(value) FILTER (name = 'loop/episodes') AS episodes,
+               max(value) FILTER (name = 'loop/failed') AS failed,
                max(value) FILTER (name = 'loop/tokens') AS tokens,
                max(value) FILTER (name = 'loop/seconds') AS seconds,
                max(value) FILTER (name = 'loop/live_groups') AS live_groups,
@@ -419,6 +420,7 @@ _ROUNDS = f"""
     ),
     rounds AS (
         SELECT n.*, live_groups / nullif(live_groups + dead_groups, 0) AS live_share,
+               failed / nullif(episodes, 0) AS failed_share,
                sum(tokens) OVER (ORDER BY round) AS tokens_so_far, first_update, updates, entropy, kl, stale, parity,
                push_seconds
         FROM noted AS n LEFT JOIN trained USING (round) LEFT JOIN pushed USING (round)
@@ -534,7 +536,7 @@ def read_round_curves(lake: LakeReader, loop: Loop) -> pl.DataFrame:
         SELECT first + (round - first) // width * width AS round, max(round) AS last, sum(episodes) AS episodes,
                arg_min(first_update, round) FILTER (updates > 0) AS first_update,
                avg(mean_return) AS mean_return, avg(mean_score) AS mean_score, avg(live_share) AS live_share,
-               avg(tokens) AS tokens,
+               avg(failed_share) AS failed_share, avg(tokens) AS tokens,
                avg(seconds) AS seconds, avg(entropy) AS entropy, avg(kl) AS kl, avg(stale) AS stale,
                max(parity) AS parity, max(tokens_so_far) AS tokens_so_far
         FROM rounds, span GROUP BY ALL ORDER BY round

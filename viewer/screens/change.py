@@ -33,6 +33,7 @@ _FIGURES = {
     "outcome": ("Outcome", False),
     "completion_tokens": ("Completion tokens", False),
     "num_steps": ("Steps", False),
+    "failed": ("Failed rollouts", True),
     "truncated": ("Truncated episodes", True),
     "invalid": ("Invalid actions", True),
     "tool_errors": ("States that are error texts", True),
@@ -360,7 +361,7 @@ def _draw_run(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
     curves = [
         (label, frame.select("x", "episodes", pl.col(column).cast(pl.Float64).alias("value")), is_share)
         for column, (label, is_share) in _FIGURES.items()
-        if column in frame.columns and frame[column].count()
+        if column in frame.columns and frame[column].count() and (column != "failed" or frame[column].sum())
     ]
     curves += [(f"Score {one_line(scorer)}", part, False) for scorer, part in run_details.read_score_curves(run, axis)]
     charts = []
@@ -370,7 +371,7 @@ def _draw_run(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
         points = part.head(figures.MOST_ROWS)
         chart = figures.build_curve(points, "value", title=label, x_title=label_of_axis.capitalize(), share=is_share)
         charts.append((chart, f"{key}-{position}", run_details.make_point_address(run, axis, score, points)))
-    run_details.draw_chart_grid(charts)
+    run_details.draw_chart_grid(charts + run_details.build_unscored_chart(run, axis, key))
     run_details.draw_tools(run, axis, score, int(frame["episodes"].sum()), f"{key}_tools")
     columns = {
         "x": tables.value(label_of_axis.capitalize()),
@@ -378,6 +379,7 @@ def _draw_run(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
         "outcome": tables.value("Mean outcome"),
         "completion_tokens": tables.value("Mean tokens", "Completion tokens of an episode.", digits=1),
         "num_steps": tables.value("Mean steps", digits=1),
+        "failed": tables.share("Failed"),
         "truncated": tables.share("Truncated"),
         "invalid": tables.share("Invalid actions"),
         "tool_errors": tables.share("Error texts"),

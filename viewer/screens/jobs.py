@@ -93,6 +93,9 @@ def show_job() -> None:
             ("Mean |A|", number(facts["mean_size"])),
         )
         filters.explain_credit(read(training.look_up_credit, ids.to_text(job["series_id"])))
+    if (missing := read(lineage.count_missing_scores, job["job_id"])).height:
+        columns = {"scorer": tables.text("Scorer"), "reason": tables.wide("Reason"), "scores": tables.value("Scores")}
+        tables.draw_table(missing, columns, label="Scores without a value")
     _draw_settings(job)
     parameters_column, counts_column = st.columns(2)
     with parameters_column:

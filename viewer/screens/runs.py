@@ -281,13 +281,15 @@ def _build_curves(
     ]
     if frame["dead_share"].count():
         charts.append((figures.build_curve(frame, "dead_share", title="Dead groups", share=True, **across), frame))
-    charts.append(
-        (figures.build_curve(frame, "truncated_share", title="Truncated episodes", share=True, **across), frame)
-    )
+    endings = {"truncated_share": "Truncated episodes"}
+    if frame["failed_share"].sum():
+        endings["failed_share"] = "Failed rollouts"
+    for column, title in endings.items():
+        charts.append((figures.build_curve(frame, column, title=title, share=True, **across), frame))
     return [
         (chart, f"curve-{position}", run_details.make_point_address(run, axis, score, points))
         for position, (chart, points) in enumerate(charts)
-    ]
+    ] + run_details.build_unscored_chart(run, axis)
 
 
 def _draw_tasks(run: str, score: str | None, success_at: float, tasks: int) -> None:
