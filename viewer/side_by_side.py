@@ -21,7 +21,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.cli.options import format_ids
 from viewer.navigation import go
-from viewer.plain import describe_calls, number, one_line, signed
+from viewer.plain import chip, describe_calls, number, one_line, signed
 from viewer.queries import EXCERPT, Row, groups, transcripts
 from viewer.session import read
 from viewer.transcript.outline import Mark
@@ -271,8 +271,8 @@ def render_comparison(
                 f"{many} steps alike, {where}: the same states and actions. Show them</a></td></tr>"
             )
     return (
-        '<div class="trajlake-beside" role="region" aria-label="Side by side"><table>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        f'<div class="trajlake-beside{" wide" if len(columns) > 4 else ""}" role="region" aria-label="Side by side">'
+        f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
@@ -357,6 +357,27 @@ def _mark_words(words: Sequence[str], shared: set[int]) -> str:
     return "".join(f"<mark>{escape(text)}</mark>" if is_odd else escape(text) for is_odd, text in pieces)
 
 
+def describe_prompts(prompts: Sequence[tuple[str, str]]) -> str | None:
+    """Return in Markdown where system prompts first differ; None if they are alike.
+
+    Args:
+        prompts: title of an episode, and its prompt; foreign text.
+    """
+    titles_by_prompt: dict[str, list[str]] = {}
+    for title, prompt in prompts:
+        titles_by_prompt.setdefault(prompt, []).append(title)
+    if len(titles_by_prompt) < 2:
+        return None
+    letters = enumerate(zip(*titles_by_prompt, strict=False))
+    end = next((place for place, others in letters if len(set(others)) > 1), min(map(len, titles_by_prompt)))
+    start = end - len(re.split(r"\s", prompts[0][1][:end])[-1])  # the beginning of the word
+    versions = (
+        f"{chip(prompt[start:], 80) if prompt[start:].strip() else 'nothing more'} in {chip(', '.join(titles), 120)}"
+        for prompt, titles in titles_by_prompt.items()
+    )
+    return f"The system prompts differ, first at character {start:,}: {'; '.join(versions)}."
+
+
 _MAX_SIBLINGS = 1000
 
 
@@ -427,8 +448,9 @@ def choose_siblings(
         if changes_address and len(choice := st.session_state[key]) > 1:
             go(episode=[ids.to_text(episode_id) for episode_id in choice], page=None)
 
+    chosen, total = len(episode_ids), outcomes.height
     return st.multiselect(
-        "Side by side",
+        "Side by side" if chosen >= total else f"Side by side: {chosen} of {total:,} siblings",
         list(labels),
         default=[episode_id for episode_id in episode_ids if episode_id in labels],
         key=key,

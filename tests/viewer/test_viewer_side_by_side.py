@@ -14,11 +14,11 @@ from lake.judgements.credit import find_credit
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, build_lake, full_lake, rollout, siblings
-from testkit.streamlit_pages import open_page, words
+from testkit.streamlit_pages import open_page, show, words
 from viewer.queries import ListWindow, transcripts
 from viewer.reader import Reader
 from viewer.server import ENVIRONMENT
-from viewer.side_by_side import describe_action, mark_differences
+from viewer.side_by_side import describe_action, describe_prompts, mark_differences
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +128,10 @@ def test_facts_of_episodes(lk: Lake) -> None:
 @pytest.mark.parametrize(
     ("outcomes", "beside", "expected"),
     [
-        ([0.1, 0.9, 0.5, 0.3, 0.7], None, [1, 0, 4, 3]),
-        ([0.1, 0.9, 0.5, 0.3, 0.7], 2, [2, 1, 0, 4]),
+        ([0.1, 0.9, 0.5, 0.3, 0.7], None, [1, 0, 4, 3, 2]),
+        ([0.1, 0.9, 0.5, 0.3, 0.7], 2, [2, 1, 0, 4, 3]),
+        ([0.1, 0.9, 0.5, 0.3, 0.7, 0.2, 0.4, 0.6], None, [1, 0, 4, 5, 7, 3, 2, 6]),
+        ([0.1, 0.9, 0.5, 0.3, 0.7, 0.2, 0.4, 0.6, 0.8], None, [1, 0, 8, 5]),
         ([None, 0.0, None, 1.0], None, [3, 1, 0, 2]),
         ([1.0, 0.0], 1, [1, 0]),
     ],
@@ -268,3 +270,33 @@ def test_the_credit_of_all_is_offered(tmp_path: Path, monkeypatch: pytest.Monkey
     means = [re.findall(r"mean A <b>([^<]*)</b>", table(at)) for at in pages]
     assert means[0] != means[1]
     assert RUN in words(pages[0])
+
+
+def test_a_system_prompt_that_differs_is_shown_from_its_first_other_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine siblings: rollout 1 lacks a rule; four are preselected, and the page names the number of all."""
+    records = siblings("t", [0.5, 1.0, *[0.0] * 7])
+    for index, record in enumerate(records):
+        rule = "" if index == 1 else "verify **who** asks; "
+        system = {"role": "system", "content": [{"type": "text", "text": f"You sell shoes; {rule}be polite."}]}
+        record.initial_messages = [system, {"role": "user", "content": f"I am customer {index}."}]
+    lk = show(build_lake(tmp_path, records), monkeypatch)
+    rows = lk.sql("SELECT episode_id, group_id FROM episodes ORDER BY rollout_index")
+    at = open_page("group", group=rows["group_id"][0])
+    assert len(at.multiselect[0].value) == 4
+    assert "4 of 9" in at.multiselect[0].label
+    first, other, third = map(ids.to_text, rows["episode_id"][:3])
+    (note,) = open_page("compare", episode=[first, other, third]).info
+    for part in ("character 16", "`verify **who** asks; be polite.`", "`be polite.`", "rollout 0, rollout 2"):
+        assert part in note.value, part
+    assert not open_page("compare", episode=[first, third]).info
+
+
+@pytest.mark.parametrize(
+    ("prompts", "fragment"),
+    [(["a", "a"], None), (["", ""], None), (["Be kind.", ""], "character 0"), (["go on", "go"], "character 0")],
+)
+def test_prompts_that_are_alike_or_end_early(prompts: list[str], fragment: str | None) -> None:
+    note = describe_prompts([(str(number), prompt) for number, prompt in enumerate(prompts)])
+    assert (note is None) if fragment is None else (note is not None and fragment in note)

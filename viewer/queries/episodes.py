@@ -328,20 +328,30 @@ def compute_totals(lake: LakeReader, episode_filter: EpisodeFilter) -> Row:
 
 _HARNESS = r"^\s*(<[a-z][\w-]*[ >]|# AGENTS\.md)"
 """Pattern of user messages that tools write before the user's own: environments, reminders, instructions."""
-_REQUESTS = f"""
+
+
+def build_message_texts_sql(roles: str, length: int) -> str:
+    """Return SQL of the texts (cut) of the messages of some roles before the first decision; NULL without messages.
+
+    Args:
+        roles: a list of SQL.
+    """
+    return f"""
     list_transform(
         list_filter(
             json_transform(if(json_valid(initial_messages), initial_messages, NULL),
                            '[{{"role": "VARCHAR", "content": "JSON"}}]'),
-            lambda message: message.role = 'user'
+            lambda message: message.role IN {roles}
         ),
         lambda message: left(if(
             json_type(message.content) = 'ARRAY', array_to_string(message.content ->> '$[*].text', ' '),
             message.content ->> '$'
-        ), {EXCERPT})
+        ), {length})
     )
     """
-"""SQL of the texts of the user's messages before the first decision."""
+
+
+_REQUESTS = build_message_texts_sql("('user')", EXCERPT)
 
 
 def read_page(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None, window: ListWindow) -> pl.DataFrame:

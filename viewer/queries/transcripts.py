@@ -28,6 +28,7 @@ from viewer.queries import (
     build_replies_sql,
     get_first_row,
 )
+from viewer.queries.episodes import build_message_texts_sql
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
@@ -374,6 +375,8 @@ def choose_contrast(
 ) -> list[int]:
     """Return the siblings that differ most: the best and the worst scored in turn, the unscored last.
 
+    A group of at most `MOST_SIDE_BY_SIDE` is returned whole, a larger one up to the limit.
+
     Args:
         first: a sibling that always comes first.
     """
@@ -385,9 +388,19 @@ def choose_contrast(
                    row_number() OVER (ORDER BY outcome NULLS LAST, rollout_index, attempt, episode_id) AS rising
             FROM {relation} WHERE group_id = $group
         ) ORDER BY episode_id IS DISTINCT FROM $first, least(falling, rising), falling > rising, rollout_index
-        LIMIT $limit
         """
-    return lake.sql(query, params | {"group": group_id, "first": first, "limit": limit})["episode_id"].to_list()
+    siblings = lake.sql(query, params | {"group": group_id, "first": first})["episode_id"].to_list()
+    return siblings if len(siblings) <= MOST_SIDE_BY_SIDE else siblings[:limit]
+
+
+def read_system_prompts(lake: LakeReader, episode_ids: Sequence[int]) -> dict[int, str]:
+    """Return the system prompts (cut) of episodes, "" for an episode without; one without messages is left out."""
+    texts = build_message_texts_sql("('system', 'developer')", JSON)
+    query = f"""
+        SELECT episode_id, array_to_string({texts}, chr(10)) AS prompt FROM episodes
+        WHERE episode_id IN ({build_id_list(sorted(episode_ids))})
+        """
+    return dict(lake.sql(query).drop_nulls().iter_rows())
 
 
 def read_facts(

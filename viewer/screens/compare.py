@@ -54,7 +54,19 @@ def show_side_by_side() -> None:
             )
     episode_ids = tuple(row["episode_id"] for row in facts)
     facts = _order_rows(read(transcripts.read_facts, episode_ids, credit, score), episode_ids)
+    prompts = read(transcripts.read_system_prompts, episode_ids)
+    named = [
+        (_name_column(row, len(groups) == 1), prompts[row["episode_id"]])
+        for row in facts
+        if row["episode_id"] in prompts
+    ]
+    if note := side_by_side.describe_prompts(named):
+        st.info(note, icon=":material/difference:")
     _draw_aligned(facts, episode_ids, credit, score)
+
+
+def _name_column(row: Row, is_one_group: bool) -> str:
+    return side_by_side.name_sibling(row) if is_one_group else navigation.name_episode(row)
 
 
 def _read_episodes() -> tuple[list[Row], str | None, list[Covering]]:
@@ -222,7 +234,5 @@ def _build_column(
     def address(step: int | None) -> str:
         return href(Page.EPISODE, episode=ids.to_text(row["episode_id"]), step=step, credit=text, list=packed_filter)
 
-    title = side_by_side.name_sibling(row) if one_group else navigation.name_episode(row)
-    return drawn.EpisodeColumn(
-        title, row, address, change_address(episode=other_ids, page=None, open=None) if len(other_ids) > 1 else None
-    )
+    away = change_address(episode=other_ids, page=None, open=None) if len(other_ids) > 1 else None
+    return drawn.EpisodeColumn(_name_column(row, one_group), row, address, away)
