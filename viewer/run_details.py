@@ -55,9 +55,11 @@ def read_score_curves(run: str, axis: runs.Axis, except_scorer: str | None = Non
     return [(str(scorer), part) for (scorer,), part in curves.items() if scorer != except_scorer]
 
 
-def build_unscored_chart(
-    run: str, axis: runs.Axis, key: str = ""
-) -> list[tuple[figures.Chart, str, Callable[[Row], str] | None]]:
+OpenableChart = tuple[figures.Chart, str, Callable[[Row], str] | None]
+"""A chart, its key, and the address of its points."""
+
+
+def build_unscored_chart(run: str, axis: runs.Axis, key: str = "") -> list[OpenableChart]:
     """Return the chart of the share of episodes that each score lacks, as for `draw_chart_grid`; [] without any.
 
     Of many scores it shows those whose share changes most.
@@ -80,8 +82,8 @@ def build_unscored_chart(
     return [(chart, f"unscored-{key}", address)]
 
 
-def draw_chart_grid(curves: Sequence[tuple[figures.Chart, str, Callable[[Row], str] | None]], across: int = 3) -> None:
-    """Draw charts side by side, each with its key and the address of its points."""
+def draw_chart_grid(curves: Sequence[OpenableChart], across: int = 3) -> None:
+    """Draw charts side by side."""
     columns = st.columns(across)
     for position, (chart, key, address) in enumerate(curves):
         column: Any = columns[position % across]

@@ -412,7 +412,7 @@ def _draw_loop_curves(loop: Loop, evaluations: pl.DataFrame) -> None:
         st.segmented_control("Over", list(_AXES), default="Rounds", key="axis", bind="query-params", required=True)
     )
     x_title = "Rounds trained on" if axis == "Rounds" else "Tokens collected"
-    charts = []
+    charts: list[run_details.OpenableChart] = []
     if evaluations.height:
         points = evaluations.with_columns(x=pl.col("version" if axis == "Rounds" else "tokens"))
         title = "Held-out success, 95 % interval over tasks"

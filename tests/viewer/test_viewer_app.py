@@ -540,6 +540,28 @@ def test_metrics_beyond_the_first_six_are_drawn_when_asked_for(tmp_path: Path, m
     assert "recorded no batches" in words(at)
 
 
+def test_a_learning_rate_that_jumps_is_with_the_first_metrics_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a run whose evaluated task was trained on says so."""
+    records = [rollout("a", 0, 1.0), rollout("a", 1, 1.0, split="test")]
+    lk = show(build_lake(tmp_path, records), monkeypatch)
+    rates, row = (1e-6, 1e-6, 1e-5), lk.sql("SELECT episode_id FROM episodes WHERE split IS NULL").row(0, named=True)
+    values = [*[(f"loss{n}", (1.0, 1.0, 1.0)) for n in range(9)], ("learning_rate", rates), ("alarms", (0.0, 0.0, 0.0))]
+    at = {"at": datetime(2026, 1, 1, tzinfo=UTC)}
+    rows = [{"step": step, "name": name, "value": of[step]} | at for name, of in values for step in range(3)]
+    batch = {"optimizer_step": 0, "first_step": 0, "last_step": 2, "action_tokens": 5, "epoch": 0}
+    with lk.job(kind="train", run_id=RUN) as job:
+        job.write("metrics", pl.DataFrame(rows))
+        job.write("batches", pl.DataFrame([row | batch]))
+    page = open_page("training")
+    assert [one.value for one in page.markdown if one.value == "**`learning_rate`**"], "outside of what is folded"
+    assert "2 (1e-06 to 1e-05)" in words(page)
+    (warning,) = open_page("runs", run=RUN).warning
+    assert warning.value.startswith("1 of 1 evaluated task")
+    assert "`a`" in warning.value
+
+
 def test_wrong_training_addresses(lk: Lake) -> None:
     assert "no update 99" in open_page("training", update=99).warning[0].value
     at = open_page("training", job=UNKNOWN_ID)

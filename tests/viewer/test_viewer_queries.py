@@ -895,6 +895,52 @@ def test_stretches_of_alarms(active: list[float | None], gap: int) -> None:
     assert training.list_alarms(reads, 7, 1) == (expected[:1], len(expected))
 
 
+@pytest.mark.parametrize(
+    ("rates", "jumps"),
+    [
+        ([1.0, 1.0, 1.0, 10.0, 10.0], [(3, 1.0, 10.0)]),
+        ([1.0, 1.0, 0.4, 0.4], [(2, 1.0, 0.4)]),
+        ([1.0, 1.0, 2.0, 1.0, 1.0], []),
+        ([0.1, 0.4, 1.0, 1.0], []),
+        ([0.0, 1.0, 2.0, 2.0, 1.0, 0.2, 0.0], []),
+        ([1.0, None, 10.0, 10.0, 4.0, 4.0], [(4, 10.0, 4.0)]),
+        ([], []),
+    ],
+    ids=["rise", "fall", "twice is none", "warm-up", "warm-up and decay", "unknown", "no rate"],
+)
+def test_jumps_of_the_learning_rate(rates: list[float | None], jumps: list[tuple[int, float, float]]) -> None:
+    frame = pl.DataFrame(
+        {"job_id": 7, "step": range(len(rates)), "value": rates, "name": "learning_rate"},
+        schema={"job_id": pl.Int64, "step": pl.Int64, "value": pl.Float64, "name": pl.String},
+    )
+    connection = duckdb.connect()
+    connection.register("run_metrics", frame)
+    reads = cast("LakeReader", SimpleNamespace(sql=lambda query, params: connection.sql(query, params=params).pl()))
+    assert training.find_rate_jumps(reads, 7) == jumps
+    assert training.find_rate_jumps(reads, 7, 0) == []
+
+
+def test_tasks_that_are_evaluated_and_trained_on(tmp_path: Path) -> None:
+    """Of the split `test` and of the evaluations of a run; a task of the same name elsewhere is another one."""
+    records = [rollout(task, 0, 1.0, split="train") for task in "abcd"]
+    records += [rollout(task, 1, 1.0, split="test") for task in "aex"]
+    lk = build_lake(tmp_path, records)
+    with lk.job(kind="collect", run_id=f"{RUN}-eval") as job:
+        job.record([rollout("b", 0, 1.0), rollout("y", 0, 1.0), rollout("c", 0, 1.0, environment="shop")])
+    with lk.job(kind="collect", run_id="untouched") as job:
+        job.record([rollout("a", 0, 1.0, split="train"), rollout("a", 1, 1.0)])
+    reader = Reader(lk.snapshot())
+    assert runs.find_trained_evaluation_tasks(reader, RUN)["trained"] == 0, "nothing was trained on"
+    with lk.job(kind="train", run_id="trainer") as job:
+        consumed(lk, job, 0, f"run_id = '{RUN}' AND split = 'train'")
+    reader = Reader(lk.snapshot())
+    row = runs.find_trained_evaluation_tasks(reader, RUN)
+    assert (row["evaluated"], row["trained"], row["tasks"], row["trainers"]) == (6, 2, ["a", "b"], ["trainer"])
+    row = runs.find_trained_evaluation_tasks(reader, f"{RUN}-eval")
+    assert (row["evaluated"], row["trained"], row["tasks"]) == (3, 1, ["b"])
+    assert runs.find_trained_evaluation_tasks(reader, "untouched")["evaluated"] == 0
+
+
 def test_the_batch_of_an_update_with_its_advantages(
     snap: Reader, snapshot: Snapshot, facts: Rows, training_job: int, credit_job: Credit
 ) -> None:

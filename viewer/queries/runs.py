@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from lake.judgements import outcomes
+from lake.read.training import name_evaluation_run
 from lake.statistics import success_interval
 from viewer.queries import LakeReader, ListWindow, Row, Sort, build_sort_terms, count, order_by
 
@@ -147,6 +148,33 @@ def list_runs_without_episodes(lake: LakeReader, limit: int = TRAINED) -> pl.Dat
         ) ORDER BY started_at DESC, job_id LIMIT ?
         """
     return lake.sql(query, [limit])
+
+
+def find_trained_evaluation_tasks(lake: LakeReader, run: str) -> Row:
+    """Count the tasks of a run's evaluation episodes, and those that training jobs consumed: evaluated, trained, ...
+
+    Evaluation episodes are those of a split other than train, and those of the evaluations of a run (`RUN-eval`). A
+    task is trained on if an episode of its environment and name is in a batch. tasks and trainers name a few of them.
+    """
+    query = """
+        WITH evaluated AS (
+            SELECT DISTINCT coalesce(environment, '') AS environment, task_id FROM episodes
+            WHERE run_id IN ($run, $run || $suffix) AND (
+                lower(split) NOT IN ('train', 'training') OR run_id IN (SELECT run_id || $suffix FROM job_runs)
+            )
+        ),
+        trained AS (
+            SELECT DISTINCT coalesce(e.environment, '') AS environment, e.task_id,
+                   coalesce(r.run_id, 'a job of no run') AS trainer
+            FROM trained_batches AS b JOIN episodes AS e USING (episode_id) JOIN job_runs AS r ON r.job_id = b.job_id
+        )
+        SELECT count(DISTINCT (environment, task_id)) AS evaluated,
+               count(DISTINCT (environment, task_id)) FILTER (is_trained) AS trained,
+               list_sort(list_distinct(list(task_id) FILTER (is_trained)))[:5] AS tasks,
+               list_sort(list_distinct(list(trainer) FILTER (is_trained)))[:5] AS trainers
+        FROM evaluated LEFT JOIN (SELECT *, true AS is_trained FROM trained) USING (environment, task_id)
+        """
+    return lake.sql(query, {"run": run, "suffix": name_evaluation_run("")}).row(0, named=True)
 
 
 def list_axes(lake: LakeReader, run: str) -> list[Axis]:

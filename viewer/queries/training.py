@@ -87,6 +87,29 @@ def list_alarms(lake: LakeReader, job_id: int, limit: int = 200) -> tuple[list[t
     return [(int(first), int(last)) for first, last, _ in rows], int(rows[0][2]) if rows else 0
 
 
+def find_rate_jumps(lake: LakeReader, job_id: int, limit: int = 20) -> list[tuple[int, float, float]]:
+    """Return the updates whose learning rate is more than twice, or less than half, that of the update before.
+
+    Each is the update, the rate before and its rate. A warm-up (every update so far raised the rate) and a decay to the
+    end (every further update lowers it) are left out.
+    """
+    query = """
+        WITH rates AS (
+            SELECT step, lag(value) OVER (ORDER BY step) AS before, value AS after FROM run_metrics
+            WHERE job_id = $job AND name = 'learning_rate' AND value IS NOT NULL
+        ),
+        slopes AS (
+            SELECT *, bool_and(coalesce(after > before, true)) OVER (ORDER BY step) AS is_warm_up,
+                   bool_and(coalesce(after < before, true)) OVER (ORDER BY step DESC) AS is_decay
+            FROM rates
+        )
+        SELECT step, before, after FROM slopes
+        WHERE greatest(before, after) > 2 * least(before, after) AND NOT is_warm_up AND NOT is_decay
+        ORDER BY step LIMIT $limit
+        """
+    return lake.sql(query, {"job": job_id, "limit": limit}).rows()
+
+
 def read_round_metrics(lake: LakeReader, run: str) -> pl.DataFrame:
     """Return the curves of the jobs that collected the rounds of a run; columns as in `read_metrics`."""
     return _average_curves(lake, "kind = 'collect' AND run_id = $run", {"run": run})

@@ -1,6 +1,5 @@
 """Runs: figures of the lake, and how a run's success, rewards and training metrics develop."""
 
-from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -13,7 +12,7 @@ from viewer import changed_data, figures, filters, navigation, run_details, tabl
 from viewer import components as ui
 from viewer.navigation import Page, change_address, chip_link, get_parameter, go, href, remember_run
 from viewer.plain import chip, number, one_line, percent, word
-from viewer.queries import ListWindow, Row, Sort, compare, runs, training
+from viewer.queries import ListWindow, Sort, compare, runs, training
 from viewer.session import read
 
 _AXIS_LABELS: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
@@ -215,9 +214,17 @@ def _draw_run(run: str, score: str | None, success_at: float) -> None:
         *([("Dead groups", percent(facts["dead_share"]), _DEAD_MEANING)] if facts["scored"] else []),
         ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
     )
+    leaked = read(runs.find_trained_evaluation_tasks, run)
+    if leaked["trained"]:
+        st.warning(
+            f"{number(leaked['trained'])} of {format_count(leaked['evaluated'], 'evaluated task')} "
+            f"have the environment and the name of a task that {', '.join(map(chip, leaked['trainers']))} trained on: "
+            f"{', '.join(map(chip, leaked['tasks']))}.",
+            icon=":material/warning:",
+        )
     episodes = facts["episodes"]
     axes = read(runs.list_axes, run)
-    charts: list[tuple[figures.Chart, str, Callable[[Row], str] | None]] = []
+    charts: list[run_details.OpenableChart] = []
     axis = _choose_axis(axes)
     if axis is not None:
         charts = _build_curves(run, axis, score, success_at)
@@ -256,9 +263,7 @@ def _choose_axis(axes: list[runs.Axis]) -> runs.Axis | None:
     return axes[labels.index(str(label))]
 
 
-def _build_curves(
-    run: str, axis: runs.Axis, score: str | None, success_at: float
-) -> list[tuple[figures.Chart, str, Callable[[Row], str] | None]]:
+def _build_curves(run: str, axis: runs.Axis, score: str | None, success_at: float) -> list[run_details.OpenableChart]:
     """Return charts with their keys and addresses of points: outcomes, length, scores, dead and truncated shares."""
     frame = read(runs.read_curve, run, axis, success_at, score)
     across: dict[str, Any] = {"x_title": _AXIS_LABELS[axis]}

@@ -23,6 +23,8 @@ from viewer.session import read
 
 _FIRST_METRICS = 6
 _MORE_METRICS = 30
+_RATE = "learning_rate"
+"""A metric that is with the first ones if it changes."""
 _SPANS = {"off": 1, "10": 10, "50": 50, "200": 200}
 _MEANINGS = METRICS | ROUND_METRICS
 
@@ -38,6 +40,8 @@ class ChartOptions:
     """Points of the moving average; 1: no average."""
     alarms: list[tuple[int, int]]
     """Stretches of updates with an active alarm."""
+    jumps: list[tuple[int, int]]
+    """Updates at which the learning rate jumped, as stretches of one."""
     other_curves: pl.DataFrame
     """Curves of other jobs: job (its label), name, step, value."""
     colours: dict[str, str]
@@ -76,6 +80,9 @@ def show_training() -> None:
     update = _choose_update(job_id)
     frame = read(training.read_metrics, job_id)
     metrics = figures.sort_by_interest(frame["name"].unique())
+    if _RATE in metrics[_FIRST_METRICS:] and frame.filter(name=_RATE)["value"].n_unique() > 1:
+        metrics.remove(_RATE)
+        metrics.insert(_FIRST_METRICS - 1, _RATE)
     options = _draw_controls(job_id, labels, update)
     _draw_grid(frame, metrics[:_FIRST_METRICS], options)
     if update is not None:
@@ -189,10 +196,16 @@ def _draw_controls(job_id: int, labels: dict[str, str], update: int | None) -> C
     if alarms:
         cut = f"; the first {len(alarms):,} of {stretches:,} stretches" if stretches > len(alarms) else ""
         st.caption(f"Shaded: an active alarm ({count_noun(sum(b - a + 1 for a, b in alarms), 'update')}{cut}).")
+    jumps = read(training.find_rate_jumps, job_id)
+    if jumps:
+        steps = ", ".join(f"{step:,} ({before:.3g} to {after:.3g})" for step, before, after in jumps)
+        st.caption(f"Shaded in {chip(_RATE)}: a jump by more than a factor of 2 that is no warm-up, at update {steps}.")
     if (per_point := read(training.count_updates_per_point, job_id)) > 1:
         st.caption(f"Each point is the mean of {per_point:,} updates; a click opens the first of them.")
     drawn = pl.concat([empty, *(curve.select(empty.columns) for curve in curves)])
-    return ChartOptions(job_id, update, _SPANS[str(smoothing)], alarms, drawn, colours)
+    return ChartOptions(
+        job_id, update, _SPANS[str(smoothing)], alarms, [(step, step) for step, _, _ in jumps], drawn, colours
+    )
 
 
 def _draw_update_field(job_id: int, update: int | None) -> None:
@@ -270,7 +283,7 @@ def _draw_grid(frame: pl.DataFrame, metrics: list[str], options: ChartOptions) -
             name,
             options.update,
             span=options.span,
-            alarms=options.alarms,
+            alarms=options.alarms + options.jumps if name == _RATE else options.alarms,
             other_curves=curves if curves.height else None,
             colours=options.colours,
             titled=False,
