@@ -56,37 +56,36 @@ def read_jobs(
     return jobs.join(read_job_rounds(lake, jobs["job_id"].to_list()), on="job_id", how="left", maintain_order="left")
 
 
+_READS = dict.fromkeys(("scores", "credit_groups", "selections", "ratios"), "group_id") | {
+    "groupings": "collected_group_id AS group_id"
+}
+"""Tables of jobs, with the column of the collected groups that they read."""
+
+
 def read_job_rounds(lake: LakeReader, job_ids: Sequence[int]) -> pl.DataFrame:
     """Return the first and the last collection round of each job: job_id, first_round, last_round; unknown: no row.
 
     A job that collected names them in its plan or its counts. A run that one job collected has no other. Other jobs
-    have the rounds of the episodes that they scored, credited, selected or trained on, of all runs together.
+    have the rounds of the groups that they read, or of the episodes that they trained on, of all runs together.
     """
     mine = f"job_id IN ({build_id_list(job_ids)})"
+    reads = " UNION ".join(f"SELECT job_id, {group} FROM {table} WHERE {mine}" for table, group in _READS.items())
     query = f"""
-        WITH of_groups AS (SELECT DISTINCT group_id, collection_round FROM episodes),
-        wrote AS (
-            SELECT *, json_extract_string(parameters, '$.plan.round') AS planned,
-                   json_extract_string(counts, '$.first_round') AS first_count,
-                   json_extract_string(counts, '$.last_round') AS last_count,
-                   count(*) OVER (PARTITION BY run_id) AS writers
+        WITH wrote AS (
+            SELECT job_id, run_id, parameters ->> '$.plan.round' AS planned, counts ->> '$.first_round' AS first_count,
+                   counts ->> '$.last_round' AS last_count, count(*) OVER (PARTITION BY run_id) AS writers
             FROM job_runs WHERE kind IN ('collect', 'ingest', 'record') AND run_id IS NOT NULL
         ),
         rounds AS (
             SELECT job_id, unnest([TRY_CAST(coalesce(planned, first_count) AS BIGINT),
                                    TRY_CAST(coalesce(planned, last_count) AS BIGINT)]) AS round
             FROM wrote WHERE {mine}
-            UNION ALL
-            SELECT DISTINCT job_id, collection_round FROM wrote JOIN episodes USING (run_id)
+            UNION ALL SELECT DISTINCT job_id, collection_round FROM wrote JOIN episodes USING (run_id)
             WHERE {mine} AND writers = 1 AND planned IS NULL
-            UNION ALL
-            SELECT job_id, collection_round FROM (
-                SELECT job_id, group_id FROM scores WHERE {mine} UNION SELECT job_id, group_id FROM credit_groups
-                WHERE {mine} UNION SELECT job_id, group_id FROM selections WHERE {mine}
-            ) JOIN of_groups USING (group_id)
-            UNION ALL
-            SELECT DISTINCT b.job_id, e.collection_round FROM trained_batches AS b JOIN episodes AS e USING (episode_id)
-            WHERE b.{mine}
+            UNION ALL SELECT job_id, collection_round FROM ({reads})
+            JOIN (SELECT DISTINCT group_id, collection_round FROM episodes) USING (group_id)
+            UNION ALL SELECT DISTINCT job_id, collection_round FROM trained_batches JOIN episodes USING (episode_id)
+            WHERE {mine}
         )
         SELECT job_id, min(round) AS first_round, max(round) AS last_round FROM rounds
         WHERE round IS NOT NULL GROUP BY job_id
