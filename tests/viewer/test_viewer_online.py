@@ -11,6 +11,7 @@ import lake
 from lake import Lake, ids
 from lake.read.training import LOOP
 from pipelines.collect.manager import run as manager
+from testkit.lakes import rollout
 from testkit.loops import looped, write_config
 from testkit.streamlit_pages import (
     assert_sound,
@@ -279,8 +280,10 @@ def test_what_a_job_says_of_a_loop_may_be_nonsense(unfinished: Lake) -> None:
 def test_the_score_that_is_trained_on_is_shown_by_its_name_and_the_return_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: float | None
 ) -> None:
-    """Prompts have no return: then there is no column of it."""
+    """Prompts have no return: then there is no column of it. Failed and unscored rollouts have curves."""
     lk = lake.open(tmp_path / "lake", create=True)
+    with lk.job(kind="collect", run_id="r") as job:
+        job.record([rollout("t", 0, 1.0), rollout("t", 0, None, collection_round=1, status="failed")])
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
     train = lk.job(kind="train", run_id="r", parameters={"loss": {"name": "ppo"}}).__enter__()
     settings = {"rounds": 2, "credit": {"score": "judge@1"}}
@@ -288,6 +291,7 @@ def test_the_score_that_is_trained_on_is_shown_by_its_name_and_the_return_beside
     with lk.job(kind=LOOP, run_id="r", parameters=parameters) as job:
         for number in range(2):
             row = {"loop/score": 0.5 + number, "loop/seconds": 1.0, "loop/carried": 3.0 * number}
+            row |= {"loop/failed": float(number), "loop/episodes": 4.0}
             row |= {} if returned is None else {"loop/return": returned}
             job.write("metrics", build_metric_rows([(number, row)]))
         job.counts |= {"rounds": 2, "stopped_by": "rounds"}
@@ -297,6 +301,8 @@ def test_the_score_that_is_trained_on_is_shown_by_its_name_and_the_return_beside
     assert ("mean_return" in columns(at, "rounds")) == (returned is not None)
     curves = training.read_round_curves(lk, loop_at(lk, job.job_id))
     assert curves["mean_score"].to_list() == [0.5, 1.5]
+    assert curves["failed_share"].to_list() == [0.0, 0.25]
+    assert charts(at) == 2 + (returned is not None) + 2, "score, seconds, return, failed and unscored rollouts"
     html = "".join(str(element.proto) for element in elements(at) if element.type == "html")
     assert "Mean judge" in html
     assert ("Mean env_return" in html) == (returned is not None)

@@ -164,15 +164,17 @@ def find_trained_evaluation_tasks(lake: LakeReader, run: str) -> Row:
             )
         ),
         trained AS (
-            SELECT DISTINCT coalesce(e.environment, '') AS environment, e.task_id,
-                   coalesce(r.run_id, 'a job of no run') AS trainer
-            FROM trained_batches AS b JOIN episodes AS e USING (episode_id) JOIN job_runs AS r ON r.job_id = b.job_id
+            SELECT DISTINCT v.environment, v.task_id, coalesce(r.run_id, 'a job of no run') AS trainer,
+                   true AS is_trained
+            FROM evaluated AS v JOIN episodes AS e
+            ON e.task_id = v.task_id AND coalesce(e.environment, '') = v.environment
+            JOIN trained_batches AS b USING (episode_id) JOIN job_runs AS r ON r.job_id = b.job_id
         )
         SELECT count(DISTINCT (environment, task_id)) AS evaluated,
                count(DISTINCT (environment, task_id)) FILTER (is_trained) AS trained,
                list_sort(list_distinct(list(task_id) FILTER (is_trained)))[:5] AS tasks,
                list_sort(list_distinct(list(trainer) FILTER (is_trained)))[:5] AS trainers
-        FROM evaluated LEFT JOIN (SELECT *, true AS is_trained FROM trained) USING (environment, task_id)
+        FROM evaluated LEFT JOIN trained USING (environment, task_id)
         """
     return lake.sql(query, {"run": run, "suffix": name_evaluation_run("")}).row(0, named=True)
 

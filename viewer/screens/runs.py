@@ -217,9 +217,8 @@ def _draw_run(run: str, score: str | None, success_at: float) -> None:
     leaked = read(runs.find_trained_evaluation_tasks, run)
     if leaked["trained"]:
         st.warning(
-            f"{number(leaked['trained'])} of {format_count(leaked['evaluated'], 'evaluated task')} "
-            f"have the environment and the name of a task that {', '.join(map(chip, leaked['trainers']))} trained on: "
-            f"{', '.join(map(chip, leaked['tasks']))}.",
+            f"Evaluated tasks that {', '.join(map(chip, leaked['trainers']))} trained on (same environment and name): "
+            f"{number(leaked['trained'])} of {number(leaked['evaluated'])}, {', '.join(map(chip, leaked['tasks']))}.",
             icon=":material/warning:",
         )
     episodes = facts["episodes"]
