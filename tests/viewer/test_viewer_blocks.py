@@ -87,6 +87,15 @@ def test_long_output_of_tools_and_system_prompts_are_folded() -> None:
     assert [block.is_folded for block in blocks.list_message_blocks(messages, "before")] == [True, False]
 
 
+def test_demonstrations_before_the_task_are_one_folded_message() -> None:
+    demo = [{"role": role, "content": f"{role} of the demo", "is_demo": True} for role in ("user", "assistant")]
+    messages = [{"role": "system", "content": "Be good."}, *demo, {"role": "user", "content": "Go."}]
+    _, example, task = blocks.list_message_blocks(blocks.merge_demonstrations(messages), "before")
+    assert (example.role, example.is_folded, task.is_folded) == ("demonstration", True, False)
+    assert example.text == "user: user of the demo\n\nassistant: assistant of the demo"
+    assert blocks.merge_demonstrations(demo) == demo, "a file that is a demonstration has no other task"
+
+
 def test_a_text_is_cut_at_first_and_whole_when_asked_for() -> None:
     block = Block("action", "action", "action", "x" * (TEXT + 5), TEXT + 5)
     assert (len(block.sent()["text"]), block.sent()["shown"], block.sent()["length"]) == (TEXT, TEXT, TEXT + 5)

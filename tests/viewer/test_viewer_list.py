@@ -17,6 +17,8 @@ from testkit.streamlit_pages import column, columns, elements, id_links, links, 
 from viewer.queries import EXCERPT, ListWindow, episodes
 from viewer.queries.episodes import EpisodeFilter
 from viewer.reader import Reader
+from viewer.transcript import blocks
+from viewer.transcript.head import find_task
 
 HTML = "<script>alert(1)</script> [x](javascript:alert(1)) \x1b[31m \u202e"
 AT = datetime(2026, 3, 1, tzinfo=UTC)
@@ -29,6 +31,12 @@ MESSAGES: dict[str, Any] = {
         {"role": "user", "content": "<environment_context>\n<cwd>/x</cwd>"},
         {"role": "user", "content": "make a joke"},
     ],
+    "demo": [
+        {"role": "user", "is_demo": True, "content": "Fix another issue."},
+        {"role": "user", "content": "Here is a demonstration of how to correctly accomplish this task. ISSUE: x"},
+        {"role": "user", "content": "We're currently solving the following issue.\nISSUE:\nA colon is missing."},
+    ],
+    "issue": [{"role": "user", "content": "<uploaded_files>\n/x\n</uploaded_files>\n<pr_description>\nIt fails."}],
     "parts": [{"role": "user", "content": [{"type": "text", "text": "look at"}, {"type": "text", "text": "this"}]}],
     "only harness": [{"role": "user", "content": "<reminder>be kind"}],
     "hostile": [{"role": "user", "content": HTML}],
@@ -39,6 +47,8 @@ MESSAGES: dict[str, Any] = {
 EXPECTED = {
     "plain": "find my flight",
     "harness": "make a joke",
+    "demo": "A colon is missing.",
+    "issue": "It fails.",
     "parts": "look at this",
     "only harness": "<reminder>be kind",
     "hostile": HTML,
@@ -78,6 +88,8 @@ def test_a_row_has_the_first_text_of_the_user_and_the_last_action(lk: Lake) -> N
         said = 'write({ "path": "a" })' if row["task_id"] == "harness" else last["action"]
         assert (row["task_id"], row["request"], row["answer"]) == (row["task_id"], EXPECTED[row["task_id"]], said)
         assert row["seconds"] == list(MESSAGES).index(row["task_id"])
+        if row["task_id"] in ("harness", "demo", "issue"):
+            assert find_task(blocks.merge_demonstrations(MESSAGES[row["task_id"]]), None) == row["request"], "the head"
     few = episodes.read_page(Reader(lk.snapshot()), EpisodeFilter(task="plain"), None, ListWindow(1))
     assert few["request"].to_list() == ["find my flight"]
 

@@ -326,12 +326,18 @@ def compute_totals(lake: LakeReader, episode_filter: EpisodeFilter) -> Row:
     return figures.row(0, named=True)
 
 
-_HARNESS = r"^\s*(<[a-z][\w-]*[ >]|# AGENTS\.md)"
-"""Pattern of user messages that tools write before the user's own: environments, reminders, instructions."""
+DEMONSTRATION = "Here is a demonstration of how to "
+"""Beginning of the example that SWE-agent puts in front of the task."""
+PREAMBLE = rf"^\s*(?:<[a-z][\w-]*[ >]|# AGENTS\.md|Caveat: The messages below|{DEMONSTRATION})"
+"""Pattern of user messages that tools write before the user's own: environments, instructions, demonstrations."""
+ISSUE_FRAME = r"(?s)^\s*(?:<uploaded_files>|We're currently solving ).{0,999}?(?:ISSUE:|<(?:pr|issue)_description>)\s*"
+"""Pattern of the sentences that SWE-agent and OpenHands write in front of an issue."""
 
 
 def build_message_texts_sql(roles: str, length: int) -> str:
     """Return SQL of the texts (cut) of the messages of some roles before the first decision; NULL without messages.
+
+    Demonstrations are left out.
 
     Args:
         roles: a list of SQL.
@@ -340,8 +346,8 @@ def build_message_texts_sql(roles: str, length: int) -> str:
     list_transform(
         list_filter(
             json_transform(if(json_valid(initial_messages), initial_messages, NULL),
-                           '[{{"role": "VARCHAR", "content": "JSON"}}]'),
-            lambda message: message.role IN {roles}
+                           '[{{"role": "VARCHAR", "is_demo": "VARCHAR", "content": "JSON"}}]'),
+            lambda message: message.role IN {roles} AND coalesce(message.is_demo, '') <> 'true'
         ),
         lambda message: left(if(
             json_type(message.content) = 'ARRAY', array_to_string(message.content ->> '$[*].text', ' '),
@@ -351,7 +357,10 @@ def build_message_texts_sql(roles: str, length: int) -> str:
     """
 
 
-_REQUESTS = build_message_texts_sql("('user')", EXCERPT)
+_REQUESTS = f"""
+    list_transform({build_message_texts_sql("('user')", 2000)},
+                   lambda text: left(regexp_replace(text, $frame, ''), {EXCERPT}))
+    """
 
 
 def read_page(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None, window: ListWindow) -> pl.DataFrame:
@@ -367,7 +376,7 @@ def read_page(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | Non
     id_params = {f"id{number}": value for number, value in enumerate(episode_ids)}
     query = f"""
         SELECT * EXCLUDE (requests), coalesce(
-                   list_filter(requests, lambda text: text <> '' AND NOT regexp_matches(text, $harness))[1],
+                   list_filter(requests, lambda text: text <> '' AND NOT regexp_matches(text, $preamble))[1],
                    list_filter(requests, lambda text: text <> '')[1]) AS request
         FROM (
             SELECT episode_id, outcome, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy,
@@ -376,7 +385,7 @@ def read_page(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | Non
             FROM {relation} WHERE episode_id IN ({", ".join(f"${name}" for name in id_params) or "NULL"})
         )
         """
-    facts = lake.sql(query, params | id_params | {"harness": _HARNESS})
+    facts = lake.sql(query, params | id_params | {"preamble": PREAMBLE, "frame": ISSUE_FRAME})
     facts = facts.with_columns(request=_restore_requests(lake, facts["request"])).join(
         _read_answers(lake, facts), on="episode_id", how="left"
     )

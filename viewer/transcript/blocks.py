@@ -12,10 +12,12 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from viewer import plain
 from viewer.queries import Row
+from viewer.queries.episodes import DEMONSTRATION
 from viewer.queries.transcripts import TEXT
 from viewer.transcript import rendering
 from viewer.transcript.rendering import RESULT_ROLES, Kind
@@ -105,6 +107,25 @@ def list_message_blocks(messages: Sequence[Any], name: str, results: Collection[
         replace(_build_message_block(message, f"{name}/{place}"), place=place, is_repeated=place in results)
         for place, message in enumerate(messages)
     ]
+
+
+def merge_demonstrations(messages: Sequence[Any]) -> list[Any]:
+    """Return messages with each run of examples that stand in front of the task as one message."""
+    if all(_is_demonstration(message) for message in messages if plain.get_role(message) == "user"):
+        return list(messages)
+    merged: list[Any] = []
+    for is_example, run in groupby(messages, key=_is_demonstration):
+        turns = list(run)
+        texts = [extract_text(turn) for turn in turns]
+        if len(turns) > 1:
+            texts = [f"{plain.get_role(turn)}: {text}" for turn, text in zip(turns, texts, strict=True)]
+        merged += [{"role": "demonstration", "content": "\n\n".join(texts)}] if is_example else turns
+    return merged
+
+
+def _is_demonstration(message: Any) -> bool:
+    is_marked = isinstance(message, Mapping) and message.get("is_demo") is True
+    return is_marked or (plain.get_role(message) == "user" and extract_text(message).startswith(DEMONSTRATION))
 
 
 def list_following_messages(row: Row | None) -> list[Any]:
@@ -227,7 +248,7 @@ def _list_call_blocks(row: Row, following: Sequence[Any]) -> Iterator[Block]:
 def _build_message_block(message: Any, name: str) -> Block:
     role, text = plain.one_line(plain.get_role(message)), extract_text(message)
     form = rendering.detect(text, role)
-    is_folded = role in ("system", "developer")
+    is_folded = role in ("system", "developer", "demonstration")
     length = text.length if isinstance(text, plain.CutText) else len(text)
     return Block(name, "message", role, str(text), length, form, is_folded, tuple(list_images(message)), role)
 

@@ -14,6 +14,7 @@ import polars as pl
 from viewer import plain
 from viewer.plain import number, one_line, visible
 from viewer.queries import ListWindow, transcripts
+from viewer.queries.episodes import ISSUE_FRAME, PREAMBLE
 from viewer.transcript import blocks
 from viewer.transcript.view_model import MAX_LINES, EpisodeTranscript
 
@@ -23,8 +24,6 @@ MAX_REASON = 20_000
 """Maximum characters of a reason."""
 _SUCCESS = 1.0
 """Least outcome that counts as success unless the reader chooses another."""
-# Agents put what they know of the machine, and rules of the project, in front of what the user wrote.
-_NOT_A_TASK = re.compile(r"\s*(?:<[a-z][\w-]*>|# AGENTS\.md|Caveat: The messages below)")
 _EMPHASIS = re.compile(r"\*\*|`+|^#+ ", re.MULTILINE)
 STYLE = """
 .trajlake-head { font-size: 0.92rem; line-height: 1.45; }
@@ -50,7 +49,8 @@ STYLE = """
 def find_task(messages: Sequence[Any], state: str | None) -> str:
     """Return what the user wanted: the first words of a user that no program wrote, else the first state."""
     texts = [blocks.extract_text(message) for message in messages if plain.get_role(message) == "user"]
-    task = next((text for text in texts if text.strip() and not _NOT_A_TASK.match(text)), None)
+    texts = [re.sub(ISSUE_FRAME, "", text, count=1) for text in texts]
+    task = next((text for text in texts if text.strip() and not re.match(PREAMBLE, text)), None)
     return task or state or "".join(texts[:1])
 
 

@@ -100,7 +100,8 @@ class EpisodeTranscript:
     @cached_property
     def before(self) -> list[Any]:
         """Messages before the first step."""
-        return plain.parse_messages(*self.read(transcripts.read_document, self.episode_id, "initial_messages"))
+        document = self.read(transcripts.read_document, self.episode_id, "initial_messages")
+        return blocks.merge_demonstrations(plain.parse_messages(*document))
 
     @cached_property
     def after(self) -> list[Any]:
