@@ -82,6 +82,12 @@ PATCH = """*** Begin Patch
 *** Add File: new.py
 +import os
 *** End Patch"""
+TRACEBACK = """Traceback (most recent call last):
+  File "a_b_c.py", line 1, in __init__
+    self.run(**options)
+ValueError: a_b_c"""
+LOG = "2026-03-01 10:00:00 INFO start_of_run\n2026-03-01 10:00:01 ERROR __main__ failed"
+MODULE = "import os\n\n# walk\ndef walk(self):\n    # twice\n    return self.__dict__\n"
 NUMBERED = "[File: /repo/tests/colon.py (3 lines total)]\n1:def f(a):\n2:    return 'x'\n3:\n(Open file: /repo)"
 
 
@@ -107,6 +113,11 @@ NUMBERED = "[File: /repo/tests/colon.py (3 lines total)]\n1:def f(a):\n2:    ret
         ("     1\u2192import os\n     2\u2192import re", "tool", "Read", "code"),
         ("import os", "tool", "read_file", "code"),
         ("1. one\n2. two", "user", "", "markdown"),
+        *((text, role, "", "text") for text in (TRACEBACK, LOG, MODULE) for role in ("user", "assistant")),
+        ("<env>\n  <cwd>/x</cwd>\n  <os>y</os>\n</env>", "user", "", "text"),
+        (f"```\n{TRACEBACK}\n```", "user", "", "markdown"),
+        ("- one\n  - two\n    more\n  - three", "user", "", "markdown"),
+        ("# Title\n\nIt is `x`:\n    indented\n    lines", "user", "", "markdown"),
     ],
 )
 def test_the_kind_of_a_text(text: str, role: str, tool: str, kind: str) -> None:
@@ -129,6 +140,17 @@ def test_prose_has_tables_tasks_and_code_and_links_are_words() -> None:
     assert page.by_class["code"][1] == "$x$"
     assert "site (http://beacon.invalid/) ![picture](http://beacon.invalid/x.png)" in page.words
     assert not {"a", "img"} & {tag for tag, _ in page.elements}
+
+
+def test_indented_paragraphs_and_names_keep_their_signs() -> None:
+    """Markdown would drop the indentation of a traceback, and read the underscores of a name as emphasis."""
+    prose = "It **fails** in `run`:\n\n" + TRACEBACK + "\n\nSo __init__ and _a_b_ of a_b_c are _not_ __two words__."
+    page = Page(render(prose, "markdown"))
+    assert page.by_class["code"] == ["run", TRACEBACK]
+    assert (page.by_class["em"], page.by_class["strong"]) == (["not"], ["fails", "two words"])
+    assert "So __init__ and _a_b_ of a_b_c are not two words." in page.words
+    listed = Page(render("1. one\n   two\n\nAn item:\n- a\n  b", "markdown"))
+    assert "code" not in listed.by_class
 
 
 def test_formulas_are_drawn_where_markdown_is_and_not_in_code() -> None:

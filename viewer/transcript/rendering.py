@@ -51,6 +51,15 @@ _TERMINAL = re.compile("\x1b[\\[\\]]|[^\r\n]\r(?!\r*\n)|[^\b]\b")
 _DIFF = re.compile(r"^(?:diff --git |--- \S.*\n\+\+\+ \S.*\n@@ -\d|\*\*\* Begin Patch[ \r]*$)", re.MULTILINE)
 _FILE_NAME = re.compile(r"[\w/-]{1,200}\.\w{1,8}\b")
 _NUMBERED = re.compile("^ {0,8}(\\d{1,7})(\u2192|\t|:|\\|)(.*)$")
+_MARKDOWN_LINE = re.compile(r"\s*(?:#{1,6} |[-*+] |\d{1,3}[.)] |> |\|)|.{0,200}(?:\*\*\w|\]\(|`\w)")
+_LAYOUT_LINE = re.compile(
+    r"(?: {2,}|\t+)(?!\s|[-*+>|] |\d{1,3}[.)] )|Traceback \(most recent call last\)|[-dl][-rwxst]{9}[ .]"
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d|(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)[: |]|(?:\$|>>>|\.\.\.) "
+    r"|(?:def|class|import|from|export|const|function|return) .*[\w:;{)]$|#(?:!|include)|@\w+$|.*[;{}]$"
+)
+_FENCE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
+_CODE_COMMENT = re.compile(r"^#(?: .*)?\n#(?: .*)?$", re.MULTILINE)
+_LIST_LINE = re.compile(r"[-*+] |\d{1,3}[.)] ")
 _HEAD = 4000
 """Characters at the beginning of a text in which a diff begins."""
 
@@ -91,7 +100,17 @@ def detect(text: str, role: str = "", tool: str = "") -> Kind:
     is_file = role in RESULT_ROLES and tool.lower() in _READERS
     if is_file or (not is_own and _count_numbered(text.split("\n", 60)[:60]) >= 0.5):
         return "code"
-    return "markdown" if role in _PROSE_ROLES else "text"
+    return "markdown" if role in _PROSE_ROLES and not _is_layout(text[:_HEAD]) else "text"
+
+
+def _is_layout(text: str) -> bool:
+    """Return whether a text is code, a log or another output, whose lines and indentation Markdown would destroy."""
+    if _FENCE.search(text):
+        return False
+    lines = [line for line in text.split("\n") if line.strip()]
+    others = [line for line in lines if not _LAYOUT_LINE.match(line)]
+    signs, layout = sum(map(bool, map(_MARKDOWN_LINE.match, others))), len(lines) - len(others)
+    return layout >= max(2, len(lines) / 2, 4 * signs) or _CODE_COMMENT.search(text) is not None
 
 
 def find_language(arguments: str) -> str:
@@ -202,7 +221,7 @@ def _draw_markdown(text: str, formulas: list[tuple[str, str]], budget: _Budget) 
         source = re.sub("|".join(map(re.escape, longest_first)), replace_formula, source)
     markdown = _build_markdown()
     environment = {"budget": budget, "formulas": formulas}
-    tokens = markdown.parse(source, environment)
+    tokens = _keep_layout(markdown.parse(source, environment), source.split("\n"))
     # The parser drops what is nested deeper than it may.
     if max((token.level for token in tokens), default=0) >= MAX_LEVELS - 1:
         raise _TooLargeError
@@ -212,6 +231,24 @@ def _draw_markdown(text: str, formulas: list[tuple[str, str]], budget: _Budget) 
         lines = "\n".join(source.split("\n")[rest:])
         markup += f'<div class="note">The rest as it was written.</div><pre>{_restore(lines, environment)}</pre>'
     return _wrap("div", "prose", markup)
+
+
+def _keep_layout(tokens: Sequence[Token], lines: Sequence[str]) -> list[Token]:
+    """Return tokens in which paragraphs with indented lines, such as tracebacks, are code, so that they keep them."""
+    kept: list[Token] = []
+    position = 0
+    while position < len(tokens):
+        token = tokens[position]
+        is_paragraph = token.type == "paragraph_open" and token.level == 0
+        first, end = token.map or (0, 0)
+        block = lines[first:end] if is_paragraph else []
+        is_layout = any(line.startswith(("  ", "\t")) for line in block[1:])
+        if is_layout and not any(_FORMULA_SIGN.search(line) or _LIST_LINE.match(line) for line in block):
+            kept.append(Token("code_block", "code", 0, content="\n".join(block), map=[first, end]))
+        else:
+            kept += tokens[position : position + (3 if is_paragraph else 1)]
+        position += 3 if is_paragraph else 1
+    return kept
 
 
 def _cut_tokens(tokens: Sequence[Token]) -> tuple[int, int]:
@@ -239,9 +276,24 @@ def _build_markdown() -> MarkdownIt:
     # A rule that never applies: the parsers ask it at every line and every sign.
     markdown.block.ruler.before("code", "time", check_time)
     markdown.inline.ruler.before("text", "time", check_time)
+    markdown.inline.ruler.before("emphasis", "name", _keep_name)
     for name, rule in _RULES.items():
         markdown.add_render_rule(name, rule)
     return markdown
+
+
+_NAME = re.compile(r"__[^\W_]\w{0,100}__(?!\w)|_[^\W_]{1,50}(?:_{1,2}[^\W_]{1,50}){1,20}_(?!\w)")
+"""A name of a program whose underscores are no emphasis, such as `__init__`."""
+
+
+def _keep_name(state: Any, silent: bool) -> bool:
+    match = _NAME.match(state.src, state.pos)
+    if match is None:
+        return False
+    if not silent:
+        state.pending += match[0]
+    state.pos = match.end()
+    return True
 
 
 Rule = Callable[..., str]
