@@ -69,6 +69,47 @@ def test_a_state_alone_is_the_result_of_the_call_before_it() -> None:
     assert blocks.list_following_messages(None) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "fields", "source", "failed"),
+    [
+        ("<returncode>1</returncode>\n<output>x</output>", {}, None, True),
+        ("<returncode>0</returncode>\n<output>x</output>", {}, None, False),
+        ("OBSERVATION: done", {}, None, False),
+        ("File updated.", {"message_type": "observation"}, None, False),
+        ("8.2", {}, "swe_agent", False),
+    ],
+)
+def test_an_observation_of_a_user_is_the_result_of_an_action_in_text(
+    text: str, fields: dict[str, Any], source: str | None, failed: bool
+) -> None:
+    row = step(state="Go.", action="ls") | {"source_format": source}
+    message = {"role": "user", "content": text} | fields
+    block = blocks.list_step_blocks(row, [message])[-1]
+    assert (block.kind, block.text, block.place, block.is_failed) == ("result", text, 2, failed)
+    (incoming, *_) = blocks.list_step_blocks(step(action="stop", context=[message]), [], row)
+    assert incoming.is_repeated
+    assert blocks.match_results(row, [{"role": "user", "content": "Now the next task."}]) == (
+        {0: 0} if source else {}
+    ), "people speak between the steps of other agents"
+    assert blocks.match_results(None, [message]) == {}, "before the first step it is the task"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"is_error": True},
+        {"observation": {"exit_code": 1}},
+        {"extras": {"metadata": {"exit_code": 2}}},
+        {"content": "Exit code 1\nno such file"},
+        {"content": "x\n[The command completed with exit code 1.]"},
+    ],
+)
+def test_a_result_fails_by_its_field_or_its_exit_code(fields: dict[str, Any]) -> None:
+    row = step(state="?", action="", tool_calls=[call("run", {})])
+    for message, expected in ((result("x") | fields, True), (result("exit code 1 is bad"), False)):
+        assert blocks.list_step_blocks(row, [message])[-1].is_failed is expected
+
+
 def test_messages_that_are_the_state_are_not_shown_twice() -> None:
     context = [{"role": "user", "content": "More  of it."}, {"role": "assistant", "content": "Aside."}]
     block_list = blocks.list_step_blocks(step(state="More of it.", action="go", context=context), [])

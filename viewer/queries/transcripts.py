@@ -208,7 +208,8 @@ def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit:
         SELECT s.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_role,
                state_is_error, is_empty_state(state_hash) AS state_is_empty, r.is_error AS reply_is_error,
                r.is_empty AS reply_is_empty, model, policy_version, finish_reason, {_INCOMING} AS incoming,
-               value_estimate, latency, prompt_tokens, completion_tokens, {cut}
+               value_estimate, latency, prompt_tokens, completion_tokens, {cut},
+               (SELECT source_format FROM episodes WHERE episode_id = $episode) AS source_format
         FROM steps AS s
         LEFT JOIN {build_replies_sql("episode_id = $episode AND list_contains($indices::INTEGER[], step_index - 1)")}
         AS r USING (episode_id, step_index)

@@ -30,6 +30,12 @@ IMAGES = 8
 """Maximum images of a message."""
 
 _IMAGE = re.compile("data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\\s]+")
+_ACTING_IN_TEXT = ("swe_agent", "mini_swe_agent")
+"""Formats of agents that act in their text, where messages of a user after the first step are observations."""
+_OBSERVATION = re.compile(r"\s*(?:OBSERVATION:|Observation:|<returncode>)")
+_EXIT_CODE = re.compile(
+    r"\A\s*(?:<returncode>|Exit code:? |Process exited with code )(-?\d{1,10})\b|exit code (\d{1,10})\.?\]?\s*\Z"
+)
 THOUGHT = re.compile(r"\s*<think>([\s\S]*?)</think>\s*")
 """Reasoning that a model wrote at the beginning of its message."""
 
@@ -57,6 +63,8 @@ class Block:
     """Whether an earlier step, or the messages before the first one, show the text."""
     language: str = ""
     """Language of the file that the text is from."""
+    is_failed: bool = False
+    """Whether the result of a call or an action reports a failure."""
 
     def sent(self, limit: int = TEXT) -> dict[str, Any]:
         """What the page gets: the text cut after `limit` characters, and its markup, which may be of the whole text."""
@@ -141,24 +149,47 @@ def list_following_messages(row: Row | None) -> list[Any]:
 
 
 def match_results(row: Row | None, following: Sequence[Any]) -> dict[int, int]:
-    """Return the position of the message with the result of each call of a step: by its id, else by position."""
+    """Return the position of the message with the result of each call of a step: by its id, else by position.
+
+    A step without calls may act in its text; the observation that a user's message holds is then result 0.
+    """
     calls = None if row is None else plain.parse_list(row["tool_calls"], row["tool_calls_length"])
+    if row is None or calls is None:
+        return {}
     named: dict[str, int] = {}
     unnamed: list[int] = []
     for place, message in enumerate(following):
-        if plain.get_role(message) in RESULT_ROLES:
+        if (calls and plain.get_role(message) in RESULT_ROLES) or _is_observation(message, row):
             if call_id := _get_string(message, "tool_call_id"):
                 named[call_id] = place
             else:
                 unnamed.append(place)
     matches: dict[int, int] = {}
-    for position, call in enumerate(calls or ()):
+    for position, call in enumerate(calls or [None]):
         call_id = _get_string(call, "id")
         if call_id in named:
             matches[position] = named.pop(call_id)
         elif position < len(unnamed):
             matches[position] = unnamed[position]
     return matches
+
+
+def _is_observation(message: Any, row: Row) -> bool:
+    """Return whether a message after a step is its result in the role of a user."""
+    if plain.get_role(message) != "user":
+        return False
+    is_marked = _get_string(message, "message_type") == "observation" or row.get("source_format") in _ACTING_IN_TEXT
+    return is_marked or _OBSERVATION.match(extract_text(message)) is not None
+
+
+def _reports_failure(message: Any) -> bool:
+    """Return whether a result says that it is an error, as a field or as an exit code other than 0."""
+    fields = message if isinstance(message, Mapping) else {}
+    nested = [part for name in ("observation", "extras") if isinstance(part := fields.get(name), Mapping)]
+    metadata = [part["metadata"] for part in nested if isinstance(part.get("metadata"), Mapping)]
+    codes = [part["exit_code"] for part in (*nested, *metadata) if isinstance(part.get("exit_code"), int)]
+    codes += [int(match[1] or match[2]) for match in _EXIT_CODE.finditer(extract_text(message)[:TEXT])]
+    return fields.get("is_error") is True or any(codes)
 
 
 def _build_column_block(row: Row, column: str, kind: Literal["state", "reasoning", "action"]) -> Block:
@@ -231,17 +262,17 @@ def _list_call_blocks(row: Row, following: Sequence[Any]) -> Iterator[Block]:
         yield Block("tool_calls", "call", "tool calls", row["tool_calls"], length, place=place)
         return
     matches = match_results(row, following)
-    for position, call in enumerate(calls):
-        name, arguments = plain.parse_call(call)
-        label, form = plain.one_line(name), rendering.detect(arguments, "call")
-        yield Block(f"call/{position}", "call", label, arguments, len(arguments), form, place=place)
+    for position, call in enumerate(calls or [None]):
+        name, arguments = ("", "") if call is None else plain.parse_call(call)
+        if call is not None:
+            label, form = plain.one_line(name), rendering.detect(arguments, "call")
+            yield Block(f"call/{position}", "call", label, arguments, len(arguments), form, place=place)
         if (at := matches.get(position)) is not None:
             message = following[at]
             block = _build_message_block(message, f"result/{position}")
-            is_folded = block.length > LONG_OUTPUT
             form, language = rendering.detect(block.text, "tool", name), rendering.find_language(arguments)
-            block = replace(block, kind="result", label="result", is_folded=is_folded)
-            block = replace(block, form=form, language=language)
+            block = replace(block, kind="result", label="result", is_folded=block.length > LONG_OUTPUT)
+            block = replace(block, form=form, language=language, is_failed=_reports_failure(message))
             yield replace(block, place=place + 1 + at)
 
 

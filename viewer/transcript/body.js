@@ -34,12 +34,18 @@ function fillBody(view, index, body) {
 
 // A call and its result are one block.
 function paired(blocks) {
-  const found = [];
+  const texts = el("div");
   for (const block of blocks) {
-    if (block.classList.contains("result")) found.at(-1).append(block);
-    else found.push(block.classList.contains("call") ? el("div", "pair", block) : block);
+    if (block.classList.contains("result")) joinResult(texts, block);
+    else texts.append(block.classList.contains("call") ? el("div", "pair", block) : block);
   }
-  return found;
+  return texts.children;
+}
+
+// The result of an action that is no call is a block of its own.
+function joinResult(texts, result) {
+  if (texts.lastChild?.classList.contains("pair")) texts.lastChild.append(result);
+  else texts.append(el("div", "pair", result));
 }
 
 function blockOf(view, index, block, title) {

@@ -185,15 +185,13 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
     steps = []
     for index in indices:
         row, step_credit = rows.get(index), credit.get(index)
-        opened: dict[str, Any] = {
-            "index": index,
-            "blocks": [block.sent() for block in _list_blocks(transcript, index, rows)],
-        }
+        block_list = _list_blocks(transcript, index, rows)
+        opened: dict[str, Any] = {"index": index, "blocks": [block.sent() for block in block_list]}
         if row is not None:
             opened |= {
                 "ledger": outline.build_ledger(row["reward"], step_credit, scale, formula),
                 "marks": [*outline.list_facts(row, transcript.quiet_steps), *outline.list_marks(step_credit)],
-                "badges": list_badges(row),
+                "badges": list_badges(row, has_failed=any(block.is_failed for block in block_list)),
                 "disagree": step_credit is not None and outline.terms_disagree(step_credit),
                 "shared": outline.link_shared_state(step_credit, transcript.credit_name, transcript.link),
                 "facts": _list_facts(row, trained.get(index, [])),
@@ -211,9 +209,11 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
     return steps
 
 
-def list_badges(row: Row) -> list[outline.Mark]:
+def list_badges(row: Row, *, has_failed: bool = False) -> list[outline.Mark]:
     """Return the marks of a step in the conversation: its errors, and an answer that a limit cut."""
     marks = [mark for mark in outline.list_facts(row) if mark[1] == "red"]
+    if has_failed and not row["reply_is_error"]:
+        marks.append(("failed", "red", "A result reports an error, or an exit code other than 0."))
     if row["finish_reason"] in _CUT_REASONS:
         marks.append(("cut at the limit", "orange", "The answer ended at the limit of tokens."))
     return marks
