@@ -226,7 +226,8 @@ def test_a_plan_is_a_checklist(plan: dict[str, Any]) -> None:
 
 
 def test_a_plan_of_another_shape_stays_a_tree() -> None:
-    assert call(plan=[{"step": "a", "status": "odd"}]).by_class["key"] == ["plan", "0", "step", "status"]
+    page = call(plan=[{"step": "a" * rendering.MAX_SHORT, "status": "odd"}])
+    assert page.by_class["key"] == ["plan", "0", "step", "status"]
 
 
 @pytest.mark.parametrize(
@@ -261,13 +262,24 @@ def test_colours_of_a_terminal_are_classes() -> None:
 
 
 def test_json_is_a_tree_by_depth_with_exact_numbers() -> None:
-    text = '{"flights": [{"number": "HAT072", "price": 12345678901234567890}], "note": "a\\nb", "none": null, "n": NaN}'
+    long = "Sixty characters of a city and of its airport, so no line fits."
+    flight = f'{{"number": "HAT072", "price": 12345678901234567890, "to": "{long}"}}'
+    text = f'{{"flights": [{flight}], "note": "a\\nb", "none": null, "n": NaN}}'
     page = Page(render(text, "json"))
-    assert page.by_class["key"] == ["flights", "0", "number", "price", "note", "none", "n"]
-    assert page.by_class["count"] == ["1 entry", "2 fields"]
+    assert page.by_class["key"] == ["flights", "0", "number", "price", "to", "note", "none", "n"]
+    assert page.by_class["count"] == ["1 entry", "3 fields"]
     assert page.by_class["figure"] == ["12345678901234567890", "NaN"]
     assert page.by_class["string long"] == ["a\nb"]
     assert len(page.by_class["tree"]) == 3
+
+
+def test_json_that_fits_in_a_line_stands_in_a_line() -> None:
+    assert Page(render('{"a": [1, "x_y"], "b": {}}', "json")).words == '{"a": [1, "x_y"], "b": {}}'
+    long = {"list": list(range(40)), "pair": {"x": 1.5, "y": None}, "note": {"text": "a\nb"}}
+    page = Page(render(json.dumps(long), "json"))
+    assert page.by_class["line"] == ['{"x": 1.5, "y": null}']
+    assert page.by_class["count"] == ["40 entries", "1 field"]
+    assert Page(render(json.dumps({"q": {"a": 1}}), "call")).by_class["line"] == ['{"a": 1}']
 
 
 def test_a_file_that_a_tool_read_has_its_numbers_in_a_gutter() -> None:

@@ -34,7 +34,8 @@ It is $x^2$.
 EDIT = {"file_path": "a.py", "old_string": "n = 10\nm = 1", "new_string": "n = 25\nm = 1"}
 TODOS = {"todos": [{"content": "read", "status": "completed"}, {"content": "fix", "status": "pending"}]}
 OUTPUT = "10 %\r100 %\n\x1b[32m2 passed\x1b[0m \x1b[41mred ground\x1b[0m"
-DOCUMENT = json.dumps({"a_very_long_name_of_a_field": {"city": "Seattle", "rows": [1, 2]}, "short": {"n": 1}})
+LONG = {"text": "It is longer than a line. " * 4}
+DOCUMENT = json.dumps({"a_very_long_name_of_a_field": {"city": "Seattle", **LONG}, "short": {"n": 1, **LONG}})
 CALLS = (
     *(("Edit", EDIT, "done"), ("TodoWrite", TODOS, "ok")),
     *(("Bash", {"command": "cd /a && ls"}, OUTPUT), ("get", {}, DOCUMENT)),

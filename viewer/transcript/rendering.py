@@ -39,6 +39,8 @@ MAX_PIECES = 1200
 """Maximum coloured pieces, leaves of JSON, elements of formulas, and blocks of prose of a text."""
 MAX_ROWS = 1500
 """Maximum rows of a diff, and lines of code with numbers."""
+MAX_SHORT = 80
+"""Maximum characters of JSON that stands in one line."""
 MAX_LEVELS = 40
 """Maximum levels of JSON and of prose."""
 SECONDS = 0.5
@@ -600,7 +602,9 @@ def _draw_terminal(text: str, _language: str, budget: _Budget) -> str:
 
 def _draw_document(text: str, _language: str, budget: _Budget) -> str:
     document = parse_document(text)
-    return _draw_tree(document, 0, budget) if document is not None else _draw_code(text, "json", budget)
+    if document is None:
+        return _draw_code(text, "json", budget)
+    return _draw_short(document, budget) or _draw_tree(document, 0, budget)
 
 
 def _draw_tree(document: Any, depth: int, budget: _Budget) -> str:
@@ -621,6 +625,8 @@ def _draw_entry(key: str, child: Any, depth: int, budget: _Budget) -> str:
     label = _wrap("span", "key", _escape(key))
     if not isinstance(child, dict | list) or not child:
         return _wrap("div", "entry", f"{label} {_draw_leaf(child)}")
+    if short := _draw_short(child, budget):
+        return _wrap("div", "entry", f"{label} {short}")
     if depth >= MAX_LEVELS:
         raise _TooLargeError
     noun = ("field" if isinstance(child, dict) else "entry") if len(child) == 1 else ""
@@ -629,6 +635,14 @@ def _draw_entry(key: str, child: Any, depth: int, budget: _Budget) -> str:
     count = _wrap("span", "count", f"{len(child):,} {noun}")
     inner = _draw_tree(child, depth + 1, budget)
     return f'<details class="entry"{opening}><summary>{label} {count}</summary>{inner}</details>'
+
+
+def _draw_short(document: Any, budget: _Budget) -> str:
+    """Return an object or list that fits in a line as JSON; empty for a longer one."""
+    budget.check_time()
+    text = json.dumps(document, ensure_ascii=False) if len(document) <= MAX_SHORT / 2 else ""
+    is_line = 0 < len(text) <= MAX_SHORT and "\\n" not in text
+    return _wrap("span", "line", _write_line(_lex(text, "json", budget)[0])) if is_line else ""
 
 
 def _draw_leaf(leaf: Any) -> str:
