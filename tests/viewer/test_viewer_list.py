@@ -14,11 +14,12 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, build_lake, rollout
 from testkit.streamlit_pages import column, columns, elements, id_links, links, open_page, show, words
+from viewer.plain import one_line
 from viewer.queries import EXCERPT, ListWindow, episodes
 from viewer.queries.episodes import EpisodeFilter
 from viewer.reader import Reader
-from viewer.transcript import blocks
-from viewer.transcript.head import find_task
+from viewer.transcript import blocks, head
+from viewer.transcript.view_model import load_transcript
 
 HTML = "<script>alert(1)</script> [x](javascript:alert(1)) \x1b[31m \u202e"
 AT = datetime(2026, 3, 1, tzinfo=UTC)
@@ -56,6 +57,13 @@ EXPECTED = {
     "nobody": None,
     "odd": '{"a":1}',
 }
+ANSWERS: dict[str, tuple[str, dict[str, str] | None, str | None]] = {
+    "plain": ("<think>\nA flight?\n</think>\n\nHere.", None, "Here."),
+    "demo": ("<think>Done", None, None),
+    "issue": ("<think>Done.</think>", {"name": "finish", "arguments": '{"message": "42"}'}, "42"),
+    "parts": ("", {"name": "finish", "arguments": "{}"}, "finish({})"),
+}
+"""The last action of a task, its call, and the answer."""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +75,9 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
         record.started_at, record.ended_at = AT, AT + timedelta(seconds=number)
         if task == "hostile":
             record.steps[-1].action = HTML
+        if task in ANSWERS:
+            action, call = ANSWERS[task][:2]
+            record.steps[-1].action, record.steps[-1].tool_calls = action, [{"function": call}] if call else None
         if task == "harness":
             record.steps[-1].action = " "
             record.steps[-1].tool_calls = [{"function": {"name": "write", "arguments": '{"path": "a"}'}}]
@@ -86,10 +97,16 @@ def test_a_row_has_the_first_text_of_the_user_and_the_last_action(lk: Lake) -> N
     for row in page.iter_rows(named=True):
         last = steps.filter(episode_id=row["episode_id"]).row(-1, named=True)
         said = 'write({ "path": "a" })' if row["task_id"] == "harness" else last["action"]
+        said = ANSWERS.get(row["task_id"], (said,))[-1]
         assert (row["task_id"], row["request"], row["answer"]) == (row["task_id"], EXPECTED[row["task_id"]], said)
         assert row["seconds"] == list(MESSAGES).index(row["task_id"])
         if row["task_id"] in ("harness", "demo", "issue"):
-            assert find_task(blocks.merge_demonstrations(MESSAGES[row["task_id"]]), None) == row["request"], "the head"
+            assert head.find_task(blocks.merge_demonstrations(MESSAGES[row["task_id"]]), None) == row["request"], (
+                "the head"
+            )
+        transcript = load_transcript(Reader(lk.snapshot()).read, lambda *_, **__: "", row["episode_id"], None)
+        assert transcript is not None
+        assert head.describe_words(transcript)[1] == one_line(row["answer"] or "", head.MAX_WORDS), "the head"
     few = episodes.read_page(Reader(lk.snapshot()), EpisodeFilter(task="plain"), None, ListWindow(1))
     assert few["request"].to_list() == ["find my flight"]
 

@@ -363,6 +363,19 @@ _REQUESTS = f"""
     """
 
 
+REASONING = r"(?s)^.*?</think(?:ing)?>\s*|^\s*<think(?:ing)?>.*"
+"""Pattern of reasoning in front of an answer; without an end, there is no answer."""
+_CALLED = "if(json_valid(tool_calls), tool_calls, NULL)"
+_FINISH = f"""
+    if(coalesce({_CALLED} ->> '$[0].function.name', {_CALLED} ->> '$[0].name') IN (
+           'finish', 'submit', 'final_answer', 'final_result', 'submit_answer', 'attempt_completion'),
+       list_filter(try_cast(coalesce({_CALLED} ->> '$[0].function.arguments', {_CALLED} ->> '$[0].arguments') AS JSON)
+                   ->> ['$.message', '$.answer', '$.final_answer', '$.result', '$.text'], lambda text: text <> '')[1],
+       NULL)
+    """
+"""SQL of the text of a call that ends an episode; NULL for other calls."""
+
+
 def read_page(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None, window: ListWindow) -> pl.DataFrame:
     """Return a page of the list. A search adds `found_step`, the first step that holds the text (NULL: a message).
 
@@ -387,7 +400,7 @@ def read_page(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | Non
         """
     facts = lake.sql(query, params | id_params | {"preamble": PREAMBLE, "frame": ISSUE_FRAME})
     facts = facts.with_columns(request=_restore_requests(lake, facts["request"])).join(
-        _read_answers(lake, facts), on="episode_id", how="left"
+        read_answers(lake, tuple(facts.select("episode_id", "num_steps").iter_rows())), on="episode_id", how="left"
     )
     return _join_facts(lake, episode_filter, episode_ids, facts)
 
@@ -404,27 +417,37 @@ def _restore_requests(lake: LakeReader, requests: pl.Series) -> pl.Series:
     return pl.Series("request", restored, dtype=pl.String)
 
 
-def _read_answers(lake: LakeReader, facts: pl.DataFrame) -> pl.DataFrame:
-    """Return episode_id and answer, the beginning of the last action, for the rows of a page."""
+def read_answers(lake: LakeReader, ends: tuple[tuple[int, int], ...], limit: int = EXCERPT) -> pl.DataFrame:
+    """Return episode_id and answer: the beginning of the last action without its reasoning, else its calls' text.
+
+    Args:
+        ends: the id of each episode, and its number of steps.
+        limit: maximum characters of an answer.
+    """
     # Calls are read only for episodes that end with one: they are most of the bytes of a step.
     frame = pl.DataFrame(schema={"episode_id": pl.Int64, "answer": pl.String})
-    for column in (f"left(action, {EXCERPT})", f"left(tool_calls, {10 * EXCERPT})"):
-        missing = facts.filter(pl.col("num_steps") > 0).join(frame, on="episode_id", how="anti")
+    schema = {"episode_id": pl.Int64, "step_index": pl.Int32}
+    last_steps = pl.DataFrame([(episode, count - 1) for episode, count in ends if count], schema=schema, orient="row")
+    for columns in (
+        f"left(regexp_replace(action, $reasoning, ''), {limit}) AS answer, NULL AS calls",
+        f"left({_FINISH}, {limit}) AS answer, left(tool_calls, {10 * limit}) AS calls",
+    ):
+        missing = last_steps.join(frame, on="episode_id", how="anti")
         if missing.is_empty():
             break
         query = f"""
-            SELECT episode_id, step_index, {column} AS answer FROM steps
+            SELECT episode_id, step_index, {columns} FROM steps
             WHERE episode_id IN ({build_id_list(missing["episode_id"])})
-            AND step_index IN ({build_id_list((missing["num_steps"] - 1).unique().sort())})
+            AND step_index IN ({build_id_list(missing["step_index"].unique().sort())})
             """
-        ends = missing.select("episode_id", step_index=pl.col("num_steps") - 1)
-        last = lake.sql(query).join(ends, on=["episode_id", "step_index"], how="semi")
-        said = last.filter(pl.col("answer").str.strip_chars() != "").select("episode_id", "answer")
-        if column.startswith("left(tool"):
-            said = said.with_columns(
-                answer=pl.Series([describe_calls(calls, EXCERPT) for calls in said["answer"]], dtype=pl.String)
-            )
-        frame = pl.concat([frame, said])
+        params = {"reasoning": REASONING} if "$reasoning" in query else None
+        rows = lake.sql(query, params).join(missing, on=["episode_id", "step_index"], how="semi")
+        answers = [
+            answer if (answer or "").strip() else describe_calls(calls, limit) if (calls or "").strip() else None
+            for answer, calls in rows.select("answer", "calls").iter_rows()
+        ]
+        answered = rows.select("episode_id", answer=pl.Series(answers, dtype=pl.String)).drop_nulls()
+        frame = pl.concat([frame, answered])
     return frame
 
 

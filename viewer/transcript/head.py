@@ -13,10 +13,10 @@ import polars as pl
 
 from viewer import plain
 from viewer.plain import number, one_line, visible
-from viewer.queries import ListWindow, transcripts
-from viewer.queries.episodes import ISSUE_FRAME, PREAMBLE
+from viewer.queries import transcripts
+from viewer.queries.episodes import ISSUE_FRAME, PREAMBLE, read_answers
 from viewer.transcript import blocks
-from viewer.transcript.view_model import MAX_LINES, EpisodeTranscript
+from viewer.transcript.view_model import EpisodeTranscript
 
 MAX_WORDS = 600
 """Maximum characters of the task and of the answer."""
@@ -57,13 +57,9 @@ def find_task(messages: Sequence[Any], state: str | None) -> str:
 def describe_words(transcript: EpisodeTranscript) -> tuple[str, str]:
     """Return the task and the answer in words, each in one line; empty if there is none."""
     first = transcript.read(transcripts.read_text, transcript.episode_id, 0, "state", MAX_WORDS)
-    offset = max(0, transcript.count - MAX_LINES)
-    actions = transcript.lines(ListWindow(MAX_LINES, offset)).filter(pl.col("action").str.strip_chars() != "")
-    answer = ""
-    if actions.height:
-        index = actions["step_index"][-1]
-        answer = transcript.read(transcripts.read_text, transcript.episode_id, index, "action", 4 * MAX_WORDS)
-    answer = _EMPHASIS.sub("", blocks.THOUGHT.sub("", answer, count=1))
+    ends = ((transcript.episode_id, transcript.count),)
+    answers = transcript.read(read_answers, ends, 4 * MAX_WORDS)["answer"]
+    answer = _EMPHASIS.sub("", next(iter(answers), ""))
     return one_line(find_task(transcript.before, first), MAX_WORDS), one_line(answer, MAX_WORDS)
 
 
