@@ -4,6 +4,10 @@
 const VIEWS = ["conversation", "outline"];
 const STORED_VIEW = "trajlake.view";
 const PREVIEW = 160;
+// A folded output shows its first lines.
+const PREVIEW_LINES = 4;
+const PREVIEW_OUTPUT = 600;
+const ESCAPES = /\\x1b\[[0-9;?]*[A-Za-z]/g;
 
 // The address wins over what the reader chose last; a file has no address that could name a view.
 function chooseView(data) {
@@ -122,10 +126,16 @@ function messageBlock(view, index, block, name) {
   const [summary] = made.children;
   made.open = view.folds.get(key) ?? view.allUnfolded ?? !block.is_folded;
   const preview = el("span", "preview");
-  preview.dataset.text = block.text.slice(0, PREVIEW);
+  preview.dataset.text = beginningOf(block);
   summary.append(preview);
   summary.onclick = () => view.folds.set(key, !made.open);
   return made;
+}
+
+function beginningOf(block) {
+  if (block.kind !== "result" && roleOf(block) !== "tool") return block.text.slice(0, PREVIEW);
+  const lines = block.text.slice(0, PREVIEW_OUTPUT).replace(ESCAPES, "").split("\n");
+  return lines.filter((line) => line.trim()).slice(0, PREVIEW_LINES).join("\n");
 }
 
 // An episode that began at the step, such as a sub-agent's: a fold with its conversation, which is asked for when it is
