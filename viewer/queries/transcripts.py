@@ -166,17 +166,24 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
 
     `tool` and `arguments` are of the first of `calls` tool calls. Steps with the same action have the same `doing`.
     `number` counts the messages of the steps before, and `incoming` those between the last decision and this one.
+    `said` and `replied` are the characters of a step's texts and of the reply, from which the page estimates a height.
     """
     query = f"""
         WITH counted AS (SELECT *, {_INCOMING} AS incoming FROM steps WHERE episode_id = $episode),
         mine AS (
             SELECT *, (sum(incoming + 1) OVER (ORDER BY step_index) - incoming - 1)::INTEGER AS number,
+                   state_role IN ('tool', 'function') OR (state_role = 'user' AND step_index > 0) AS is_reply,
+                   coalesce(length(state), 0) AS heard,
+                   coalesce(lead(if(is_reply, heard, 0)) OVER (ORDER BY step_index), 0)::INTEGER AS replied,
+                   (least(coalesce(length(action), 0), {TEXT}) + least(coalesce(length(reasoning), 0), {TEXT})
+                    + least(coalesce(length(tool_calls), 0), {TEXT})
+                    + if(is_reply OR incoming = 0, 0, least(heard, {TEXT})))::INTEGER AS said,
                    if(json_valid(tool_calls) AND tool_calls NOT LIKE '"blob:%', tool_calls, NULL) AS called
             FROM counted ORDER BY step_index LIMIT $limit OFFSET $offset
         )
         SELECT m.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
                is_empty_state(state_hash) AS state_is_empty, r.is_error AS reply_is_error,
-               r.is_empty AS reply_is_empty, agent_id, number, incoming, left(action, $head) AS action,
+               r.is_empty AS reply_is_empty, agent_id, number, incoming, said, replied, left(action, $head) AS action,
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
                left(coalesce(called ->> '$[0].function.arguments', called ->> '$[0].arguments'), $head) AS arguments,
                coalesce(if(json_type(called) = 'ARRAY', json_array_length(called), NULL), 0)::INTEGER AS calls,

@@ -5,23 +5,25 @@ const COPIED_MS = 1200;
 
 function bodyOf(view, index) {
   const body = el("div", "body");
-  body.style.minHeight = `${view.heights.get(index) ?? (view.isConversation ? TURN_HEIGHT : BODY_HEIGHT)}px`;
+  body.style.minHeight = `${view.heightOf(index)}px`;
   view.within(body, () => fillBody(view, index, body));
   return body;
 }
 
+// Fills the body of a step; false while its texts are asked for, and until then it keeps its height.
 function fillBody(view, index, body) {
   const content = view.contents.get(index);
   if (!content) {
     body.replaceChildren(el("div", "waiting", view.data.held ? "This step is not in the file." : "Reading the step"));
     view.asking.step(index);
-    return;
+    return false;
   }
+  body.style.minHeight = "";
   if (view.isConversation) {
     fillTurn(view, index, body, content);
     view.heights.set(index, body.offsetHeight);
     highlight(view);
-    return;
+    return true;
   }
   const texts = el("div", "texts", ...paired(content.blocks.map((block) => blockOf(view, index, block))));
   if (!content.blocks.length) texts.append(el("div", "waiting", "(empty)"));
@@ -30,6 +32,7 @@ function fillBody(view, index, body) {
   body.classList.toggle("alone", !content.ledger);
   view.heights.set(index, body.offsetHeight);
   highlight(view);
+  return true;
 }
 
 // A call and its result are one block.

@@ -255,6 +255,7 @@ def build_lines(
                 ],
                 "reward": None if row["reward"] is None else plain.number(row["reward"]),
                 "advantage": advantage,
+                "size": (row["said"], row["replied"]),
             }
         )
     return lines

@@ -9,6 +9,7 @@ const CHUNK = 30;
 const LINE_HEIGHT = 31;
 const BODY_HEIGHT = 160;
 const TURN_HEIGHT = 220;
+const LONG_OUTPUT = 700; // as in blocks.py
 const KEPT = 400;
 // Of what component.py sends, what may change while the transcript stays as it is: which step the page speaks of.
 const SPOKEN_OF = { selected: null, ready: [], tells: false };
@@ -143,13 +144,27 @@ class Transcript {
     for (let first = 0; first < items.length; first += CHUNK) {
       const part = items.slice(first, first + CHUNK);
       const chunk = el("div", "chunk");
-      const unknown = (index) => (this.isConversation ? TURN_HEIGHT : this.opened.has(index) ? BODY_HEIGHT : 0);
-      const height = part.map((item) => this.heights.get(item.index) ?? unknown(item.index));
-      chunk.style.minHeight = `${part.length * LINE_HEIGHT + height.reduce((sum, one) => sum + one, 0)}px`;
+      const height = part.map(({ index }) => (this.isConversation || this.opened.has(index) ? this.heightOf(index) : 0));
+      const lines = this.isConversation ? 0 : part.length * LINE_HEIGHT;
+      chunk.style.minHeight = `${lines + height.reduce((sum, one) => sum + one, 0)}px`;
       this.chunks.push({ chunk, indices: new Set(part.map((item) => item.index)) });
       this.within(chunk, () => chunk.append(...part.map((item) => this.draw(item))));
     }
     this.list.replaceChildren(...this.chunks.map(({ chunk }) => chunk));
+  }
+
+  // The height of a step's body: as it was drawn last, else an estimate.
+  heightOf(index) {
+    return this.heights.get(index) ?? (this.isConversation ? this.estimate(index) : BODY_HEIGHT);
+  }
+
+  // The height of a step in the conversation, from the characters of its texts; output is folded where it is long.
+  estimate(index) {
+    const size = this.lines.get(index)?.size;
+    if (!size) return TURN_HEIGHT;
+    const [said, replied] = size;
+    const reply = replied > LONG_OUTPUT ? 5 : replied && 1 + Math.ceil(replied / 60);
+    return 110 + 20 * Math.ceil(said / Math.max(40, this.list.clientWidth / 8)) + 18 * reply;
   }
 
   draw(item) {
@@ -282,8 +297,7 @@ function windows(root) {
     section.fill = () => {
       if (section.isFilled) return;
       section.isFilled = true;
-      draw();
-      section.style.minHeight = "";
+      if (draw() !== false) section.style.minHeight = "";
     };
     section.drop = () => {
       if (!section.isFilled || section.contains(document.activeElement)) return;
