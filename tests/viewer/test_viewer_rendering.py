@@ -117,6 +117,7 @@ NUMBERED = "[File: /repo/tests/colon.py (3 lines total)]\n1:def f(a):\n2:    ret
         ("<env>\n  <cwd>/x</cwd>\n  <os>y</os>\n</env>", "user", "", "text"),
         (f"```\n{TRACEBACK}\n```", "user", "", "markdown"),
         ("- one\n  - two\n    more\n  - three", "user", "", "markdown"),
+        ("\\frac{a}{b}\n\\boxed{4}", "assistant", "", "markdown"),
         ("# Title\n\nIt is `x`:\n    indented\n    lines", "user", "", "markdown"),
     ],
 )

@@ -57,7 +57,7 @@ _MARKDOWN_LINE = re.compile(r"\s*(?:#{1,6} |[-*+] |\d{1,3}[.)] |> |\|)|.{0,200}(
 _LAYOUT_LINE = re.compile(
     r"(?: {2,}|\t+)(?!\s|[-*+>|] |\d{1,3}[.)] )|Traceback \(most recent call last\)|[-dl][-rwxst]{9}[ .]"
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d|(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)[: |]|(?:\$|>>>|\.\.\.) "
-    r"|(?:def|class|import|from|export|const|function|return) .*[\w:;{)]$|#(?:!|include)|@\w+$|.*[;{}]$"
+    r"|(?:def|class|import|from|export|const|function|return) .*[\w:;{)]$|#(?:!|include)|@\w+$|[^\\]*[;{}]$"
 )
 _FENCE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
 _CODE_COMMENT = re.compile(r"^#(?: .*)?\n#(?: .*)?$", re.MULTILINE)
