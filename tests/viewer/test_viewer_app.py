@@ -902,11 +902,13 @@ class Harmless(HTMLParser):
             "section",
             "summary",
             "ul",
+            # Of a drawn reason (rendering.py).
+            *("blockquote", "code", "em", "hr", "ol", "pre", "s", "strong"),
         ]
     )
     attributes = frozenset(
         [
-            *("class", "title", "role", "scope", "href", "download", "style", "hidden"),
+            *("class", "title", "role", "scope", "href", "download", "style", "hidden", "open", "start", "tabindex"),
             *("data-cell", "data-column", "data-opened", "data-key"),
         ]
     )

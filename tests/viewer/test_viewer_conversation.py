@@ -1,6 +1,7 @@
 """The conversation: each message of real files once and in order; what is quiet; the head; files of several."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,17 +195,26 @@ def test_the_head_names_task_answer_and_why_it_was_scored_so(tmp_path: Path) -> 
         {"role": "user", "content": "Find the <b>key</b>."},
     ]
     record.steps[-1].action = "<think>Hm.</think>**Here** it is."
+    record.ground_truth = {"actions": ["<u>open</u>"]}
+    record.extra = {"info": {"reward_info": {"r_actions": 0.25}}}
     lk = build_lake(tmp_path, [record])
     row = lk.sql("SELECT episode_id, group_id, run_id FROM episodes").row(0, named=True)
-    judged = {"scorer": "judge", "scorer_version": "1", "step_index": None, "value": 0.5, "reason": "Half <i>done</i>."}
+    judged = {"scorer": "judge", "scorer_version": "1", "step_index": None, "value": 0.5}
+    judged |= {"reason": "**Half** <i>done</i>.", "metrics": '{"checks": ["<b>door</b>"]}'}
     with lk.job(kind="score") as job:
         job.write("scores", pl.DataFrame([row | judged], schema_overrides={"step_index": pl.Int32}))
     transcript = load(Reader(lk.snapshot()), row["episode_id"])
     assert head.describe_words(transcript) == ("Find the <b>key</b>.", "Here it is.")
     html = head.render_head(transcript)
     assert "<span>Find the &lt;b&gt;key&lt;/b&gt;.</span>" in html
-    assert '<span class="good">outcome <b>1</b></span>' in html
-    assert "<summary>judge <b>0.5</b></summary><div>Half &lt;i&gt;done&lt;/i&gt;.</div>" in html
+    assert "<summary>judge <b>0.5</b> <span>Half &lt;i&gt;done&lt;/i&gt;.</span></summary>" in html
+    assert "<strong>Half</strong>" in html, "the whole reason is Markdown"
+    _, expected, outcome, judge = re.split(r'<details class="(?=[^"]*fold)', html)
+    assert "&lt;u&gt;open" in expected.partition("</summary>")[0]
+    assert outcome.startswith('fold good"')
+    assert "r_actions" in outcome.partition("</summary>")[2], "an environment says how it computed its reward"
+    assert "&lt;b&gt;door" in judge.partition("</summary>")[2]
+    assert "<i>" not in html
 
 
 def test_a_file_holds_what_began_at_the_steps_of_its_episodes(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def walk() -> EpisodeRecord:
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     pair = [rollout("judged", number, float(number)) for number in range(2)]
+    pair[0].ground_truth = {"open": ["the chest", "the door"]}
     lk = build_lake(tmp_path_factory.mktemp("transcript"), [chat(), rollout("chat", 1, 0.0), walk(), short(), *pair])
     judged = lk.sql("SELECT run_id, group_id, episode_id FROM episodes WHERE task_id = 'judged'")
     with lk.job(kind="score") as job:
@@ -298,8 +299,13 @@ def test_step_0_is_on_a_small_screen_below_what_six_scorers_say(page: Any, lk: L
     page.set_viewport_size({"width": 1024, "height": 768})
     go(page, lk, "judged")
     on_screen(page, 0)
-    page.locator(".trajlake-head summary", has_text="a_judge_of_quality_5").click()
-    page.get_by_text("The 5th reason is short.").wait_for()
+    figure = page.locator(".trajlake-head .fold", has_text="a_judge_of_quality_5")
+    figure.get_by_text("The 5th reason is short.").first.wait_for()
+    figure.locator("summary").click()
+    figure.locator(".drawn", has_text="The 5th reason is short.").wait_for()
+    page.set_viewport_size(VIEWPORT)
+    page.locator(".trajlake-head .expected", has_text="the chest").wait_for()
+    assert page.locator(".trajlake-head").bounding_box()["height"] <= 130
 
 
 @pytest.mark.slow("the page of an episode opens at its top with step 0 on the screen")

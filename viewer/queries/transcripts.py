@@ -138,19 +138,20 @@ def read_text(lake: LakeReader, episode_id: int, step_index: int, column: TextCo
 
 
 def read_all_scores(lake: LakeReader, episode_id: int) -> pl.DataFrame:
-    """Return the current scores of an episode and its steps: scorer, step_index, value, reason, error (no value).
+    """Return the current scores of an episode and its steps: scorer, step_index, value, reason, error, metrics.
 
     Scores of the whole episode come first; at most 200 rows.
     """
-    scores = read_scores_of(lake, [episode_id], ("value", "reason", "error"))
+    texts = ("reason", "error", "metrics")
+    scores = read_scores_of(lake, [episode_id], ("value", *texts))
     jobs = lake.sql("SELECT job_id, ended_at FROM job_runs")
-    rows = scores.with_columns(pl.col("reason", "error").str.slice(0, JSON)).join(jobs, on="job_id", how="left")
+    rows = scores.with_columns(pl.col(texts).str.slice(0, JSON)).join(jobs, on="job_id", how="left")
     ordered = rows.sort(
         *(pl.col("step_index").is_not_null(), "ended_at", "scorer", "step_index"),
         descending=[False, True, False, False],
         nulls_last=True,
     )
-    return ordered.select("scorer", "step_index", "value", "reason", "error").head(200)
+    return ordered.select("scorer", "step_index", "value", *texts).head(200)
 
 
 def read_outcome(lake: LakeReader, episode_id: int, run: str) -> tuple[str, float | None]:

@@ -1,9 +1,10 @@
 """Head of an episode as HTML: its task and answer in words, its outcome and scores, and the cost of both.
 
 The page and the HTML file show the same head. All foreign text in it is escaped, cut and in one line; a fold has the
-whole reason of a score.
+whole reason of a score, and the whole expected answer.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -11,33 +12,40 @@ from typing import Any
 
 import polars as pl
 
+from lake.documents import parse_json_object
 from viewer import plain
 from viewer.plain import number, one_line, visible
 from viewer.queries import transcripts
 from viewer.queries.episodes import ISSUE_FRAME, PREAMBLE, read_answers
-from viewer.transcript import blocks
+from viewer.transcript import blocks, rendering
 from viewer.transcript.view_model import EpisodeTranscript
 
 MAX_WORDS = 600
-"""Maximum characters of the task and of the answer."""
+"""Maximum characters of the task, the answer and the expected answer."""
 MAX_REASON = 20_000
-"""Maximum characters of a reason."""
+"""Maximum characters of a reason, and of other texts in a fold."""
+_REASONS, _LONGEST_BEGINNING, _SHORTEST_BEGINNING = 240, 110, 20
+"""Characters of all reasons next to their scores, and of the beginning of one."""
+_REWARD_DETAILS = (("reward_info",), ("info", "reward_info"), ("test_result",), ("report",))
+"""Places in `extra` where formats store how an environment computed its reward."""
 _SUCCESS = 1.0
 """Least outcome that counts as success unless the reader chooses another."""
 _EMPHASIS = re.compile(r"\*\*|`+|^#+ ", re.MULTILINE)
 STYLE = """
-.trajlake-head { font-size: 0.92rem; line-height: 1.45; }
-.trajlake-head .says { display: flex; gap: 0.6rem; margin: 0; }
-.trajlake-head .says b { flex: none; width: 4rem; font-weight: 400; color: var(--trajlake-quiet); }
+.trajlake-head { position: relative; font-size: 0.92rem; line-height: 1.4; }
+.trajlake-head .says { display: flex; gap: 0.6rem; margin: 0; font-size: 1rem; }
+.trajlake-head .says b { flex: none; width: 4.2rem; font-weight: 400; color: var(--trajlake-quiet); }
 .trajlake-head .says span { min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .trajlake-head .says.task span { font-weight: 600; }
-.trajlake-head .figures { display: flex; flex-wrap: wrap; gap: 0.15rem 1.1rem; margin-top: 0.2rem; position: relative; }
+.trajlake-head .figures { display: flex; flex-wrap: wrap; gap: 0.1rem 1.1rem; margin-top: 0.2rem; }
 .trajlake-head .figures > * { white-space: nowrap; color: var(--trajlake-quiet); }
 .trajlake-head .figures b { font-weight: 600; font-variant-numeric: tabular-nums; color: var(--st-text-color); }
-.trajlake-head summary { cursor: pointer; list-style: none;
-  text-decoration: underline dotted; text-underline-offset: 0.2em; }
-.trajlake-head details[open] > div { position: absolute; z-index: 5; left: 0; top: 100%; max-width: min(60rem, 94vw);
-  max-height: 50vh; overflow: auto; padding: 0.5rem 0.8rem; white-space: pre-wrap; overflow-wrap: anywhere;
+.trajlake-head .fold > summary { cursor: pointer; list-style: none; }
+.trajlake-head .figures .fold > summary { text-decoration: underline dotted; text-underline-offset: 0.2em; }
+.trajlake-head .says.fold { display: block; }
+.trajlake-head .says.fold > summary { display: flex; gap: 0.6rem; }
+.trajlake-head .fold > div { position: absolute; z-index: 5; left: 0; top: 100%; max-width: min(60rem, 94vw);
+  max-height: 50vh; overflow: auto; padding: 0.5rem 0.8rem; white-space: normal; overflow-wrap: anywhere;
   color: var(--st-text-color, CanvasText); background: var(--st-secondary-background-color, Canvas);
   border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 6px; }
 .trajlake-head .good b { color: light-dark(#1c5fa8, #7db7f2); }
@@ -71,23 +79,59 @@ def render_head(transcript: EpisodeTranscript) -> str:
         for label, text in (("Task", task), ("Answer", answer))
         if text
     ]
+    says.append(_render_expected(transcript))
     figures = "".join([*_list_verdicts(transcript), *_list_costs(transcript)])
     return f'<section class="trajlake-head">{"".join(says)}<div class="figures">{figures}</div></section>'
 
 
+def _render_expected(transcript: EpisodeTranscript) -> str:
+    """Return the expected answer in one line, which opens all of it; empty without one."""
+    document, _ = transcript.read(transcripts.read_document, transcript.episode_id, "ground_truth")
+    try:
+        expected = json.loads(document or "null")
+    except (ValueError, RecursionError):
+        expected = document
+    if expected in (None, "", [], {}):
+        return ""
+    text = expected if isinstance(expected, str) else plain.format_json(expected)
+    words, whole = one_line(text[: 4 * MAX_WORDS], MAX_WORDS), _render_whole((text, ""))
+    summary = f"<summary><b>Expected</b><span>{escape(words)}</span></summary>"
+    return f'<details class="says expected fold" title="{escape(words)}">{summary}{whole}</details>'
+
+
 def _list_verdicts(transcript: EpisodeTranscript) -> Iterator[str]:
-    """Yield the outcome, the status if the episode did not complete, and each score with its reason."""
+    """Yield each score with its reason, the outcome first, and the status if the episode did not complete."""
     facts, (name, value) = transcript.facts, transcript.outcome
     scores = transcript.read(transcripts.read_all_scores, transcript.episode_id)
     rows = scores.filter(pl.col("step_index").is_null()).to_dicts()
     if not any(row["scorer"] == name for row in rows) and value is not None:
-        rows.insert(0, {"scorer": name, "value": value, "reason": None, "error": None})
+        details = _find_reward_details(transcript)
+        rows.insert(0, {"scorer": name, "value": value, "reason": None, "error": None, "metrics": details})
+    verdicts = []
     for row in sorted(rows, key=lambda row: row["scorer"] != name):
         tone = "" if row["value"] is None or row["scorer"] != name else "good" if row["value"] >= _SUCCESS else "bad"
-        yield _render_figure(row["scorer"], number(row["value"]), tone, row["reason"] or row["error"])
+        grade = parse_json_object(row["metrics"]).get("value") if row["value"] is None else None
+        text = number(row["value"]) if grade is None else one_line(str(grade), 40)
+        verdicts.append((row["scorer"], text, tone, row["reason"] or row["error"], row["metrics"]))
     if facts["status"] != "completed" or facts["error"]:
         tone = "cut" if facts["status"] == "truncated" else "broken"
-        yield _render_figure("status", facts["status"], tone, facts["error"] or facts["stop_reason"])
+        verdicts.append(("status", facts["status"], tone, facts["error"] or facts["stop_reason"], None))
+    length = min(_LONGEST_BEGINNING, _REASONS // max(1, sum(bool(reason) for *_, reason, _ in verdicts)))
+    for label, text, tone, reason, details in verdicts:
+        yield _render_figure(label, text, tone, reason, details, length if length >= _SHORTEST_BEGINNING else 0)
+
+
+def _find_reward_details(transcript: EpisodeTranscript) -> str | None:
+    """Return the details of the environment's reward as JSON; None if the record has none."""
+    document, _ = transcript.read(transcripts.read_document, transcript.episode_id, "extra")
+    extra = parse_json_object(document)
+    for path in _REWARD_DETAILS:
+        details: Any = extra
+        for key in path:
+            details = details.get(key) if isinstance(details, dict) else None
+        if details:
+            return json.dumps(details, ensure_ascii=False)
+    return None
 
 
 def _list_costs(transcript: EpisodeTranscript) -> Iterator[str]:
@@ -103,11 +147,37 @@ def _list_costs(transcript: EpisodeTranscript) -> Iterator[str]:
         yield _render_figure("cost", number(facts["cost"], 4))
 
 
-def _render_figure(label: str, text: str, tone: str = "", explanation: str | None = None) -> str:
-    """Return a figure; one with an explanation opens it at a click, and shows its beginning under the pointer."""
+def _render_figure(
+    label: str, text: str, tone: str = "", reason: str | None = None, details: str | None = None, length: int = 0
+) -> str:
+    """Return a figure with the beginning of its reason; a click opens all of the reason and its details.
+
+    Args:
+        label: the figure's name.
+        text: the figure.
+        tone: class of its colour.
+        reason: why it is so.
+        details: more about it, as JSON.
+        length: maximum characters of the beginning; 0 for none.
+    """
     name = f"{escape(one_line(label, 40))} <b>{escape(one_line(text))}</b>"
-    if not explanation:
+    if not reason and not details:
         return f'<span class="{tone}">{name}</span>'
-    title = escape(one_line(explanation, 300))
-    cut = escape(visible(explanation[:MAX_REASON]))
-    return f'<details class="{tone}" title="{title}"><summary>{name}</summary><div>{cut}</div></details>'
+    beginning = _EMPHASIS.sub("", reason or "")
+    words = f" <span>{escape(one_line(beginning, length))}</span>" if reason and length else ""
+    whole = _render_whole((reason or "", "assistant"), (plain.format_json(details or ""), ""))
+    title = escape(one_line(beginning, 300))
+    return f'<details class="fold {tone}" title="{title}"><summary>{name}{words}</summary>{whole}</details>'
+
+
+def _render_whole(*texts: tuple[str, str]) -> str:
+    """Return what a fold shows: texts, each as the transcript draws that of its role (`rendering.detect`)."""
+    parts = []
+    for text, role in texts:
+        cut = text[:MAX_REASON]
+        markup = rendering.render(cut, rendering.detect(cut, role))
+        parts.append(
+            f'<div class="drawn">{markup}</div>' if markup else f"<pre>{escape(visible(cut))}</pre>" * bool(cut)
+        )
+        parts.append(f"<p>The first {MAX_REASON:,} of {len(text):,} characters.</p>" * (len(text) > MAX_REASON))
+    return f'<div class="trajlake-transcript">{"".join(parts)}</div>'
