@@ -32,7 +32,12 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     ended = START + timedelta(seconds=40)
     span = SpanRecord(trace_id="t", span_id="s", kind="reward", name=HOSTILE, step_index=2, error=HOSTILE)
     span.started_at, span.ended_at = START + timedelta(seconds=30), ended
-    timed.spans = [span]
+    grader = SpanRecord(trace_id="t", span_id="j", kind="model", name=f"grader {HOSTILE}")
+    grader.started_at, grader.ended_at = START + timedelta(seconds=35), ended
+    question = {"role": "user", "content": f"Is it right? {HOSTILE}"}
+    verdict = {"message": {"role": "assistant", "content": f"It is **right**. {HOSTILE}"}}
+    grader.attributes = {"input": [question], "output": {"choices": [verdict]}, "tokens": 17}
+    timed.spans = [span, grader]
     lk = build_lake(tmp_path_factory.mktemp("frame"), [timed, rollout("long_walk", 0, 1.0, num_steps=MANY)])
     answer = {"request_id": 1, "episode_id": episode(lk, "timed"), "model": HOSTILE, "at": ended}
     answer |= {"prompt_tokens": 1234, "completion_tokens": 1, "answer": f"Good. {HOSTILE}"}
@@ -105,10 +110,16 @@ def test_calls_times_and_judges_are_shown_as_recorded(page: Any, lk: Lake) -> No
     panel = page.locator(".waterfall")
     panel.get_by_text("Total 40 s").wait_for()
     assert panel.locator(".axis span").all_inner_texts() == ["0 s", "10 s", "20 s", "30 s", "40 s"]
-    assert panel.locator(".row .number").all_inner_texts()[1:] == ["2.5 s", "2.5 s", "2.5 s", "10 s"]
+    assert panel.locator(".row .number").all_inner_texts()[1:] == ["2.5 s", "2.5 s", "2.5 s", "10 s", "5 s"]
     lefts = panel.locator(".track i").evaluate_all("(bars) => bars.map((bar) => parseFloat(bar.style.left))")
-    assert lefts == [0, 25, 50, 75]
+    assert lefts == [0, 25, 50, 75, 87.5]
     assert panel.locator(".track i.failed").count() == 1
+    call = panel.get_by_role("button", name="grader")
+    call.click()
+    panel.locator(".call-panel .drawn strong", has_text="right").wait_for()
+    assert "tokens 17" in panel.locator(".call-panel").inner_text()
+    call.click()
+    panel.locator(".call-panel").wait_for(state="detached")
     judge = panel.locator("details", has_text="my_judge")
     judge.locator("summary").click()
     judge.get_by_text("Good. <img").wait_for()

@@ -348,18 +348,22 @@ def read_call(lake: LakeReader, episode_id: int, step_index: int) -> Row | None:
 def read_timeline(lake: LakeReader, episode_id: int) -> pl.DataFrame:
     """Return the calls and spans of an episode by their start: step_index, kind, name, began, took, error.
 
-    began is in seconds of the clock, took in seconds; both NULL if unknown. kind of a step's call is `call`.
+    began is in seconds of the clock, took in seconds; both NULL if unknown. kind of a step's call is `call`. Spans
+    without a step have started_at and attributes too, until these have `DOCUMENT` characters.
     """
     query = """
         SELECT step_index, 'call' AS kind, coalesce(model, 'model call') AS name, epoch(started_at) AS began,
-               latency AS took, NULL AS error
+               latency AS took, NULL AS error, started_at, NULL AS attributes, 0 AS length
         FROM steps WHERE episode_id = $episode AND is_active
         UNION ALL
-        SELECT step_index, kind, name, epoch(started_at), epoch(ended_at - started_at), left(error, $head)
+        SELECT step_index, kind, name, epoch(started_at), epoch(ended_at - started_at), left(error, $head), started_at,
+               if(step_index IS NULL AND sum(length(attributes)) OVER (ORDER BY started_at, span_id) < $all,
+                  left(attributes, $json), NULL), coalesce(length(attributes), 0)
         FROM spans WHERE episode_id = $episode
         ORDER BY began NULLS LAST, step_index NULLS FIRST, kind, name LIMIT $most
         """
-    return lake.sql(query, {"episode": episode_id, "head": HEAD, "most": SCORES})
+    rows = lake.sql(query, {"episode": episode_id, "head": HEAD, "json": JSON, "all": DOCUMENT, "most": SCORES})
+    return restore_documents(lake, rows, {"attributes": "length"}, JSON)
 
 
 def read_judge_calls(lake: LakeReader, episode_id: int) -> pl.DataFrame:

@@ -19,14 +19,15 @@ function addPanel(view, index, ...panels) {
   if (body?.isFilled) fillBody(view, index, body);
 }
 
-function callOf({ facts, texts }) {
+function callOf({ title, facts, texts }) {
   const list = el("div", "facts", ...facts.map(([name, fact]) => el("span", "fact", el("span", "label", name), ` ${fact}`)));
-  const parts = texts.map(({ label, text, length }) => {
-    const made = el("details", "block", el("summary", "", `${label} `, el("span", "size", `${length.toLocaleString("en")} characters`)), el("pre", "", text));
-    made.open = label.startsWith("response");
+  const parts = texts.map(({ label, text, html, length }) => {
+    const size = el("span", "size", `${length.toLocaleString("en")} characters`);
+    const made = el("details", "block", el("summary", "", `${label} `, size), ...read(text, html));
+    made.open = /^(response|output)/.test(label);
     return made;
   });
-  return el("div", "strip call-panel", el("b", "", "Model call"), list, ...parts);
+  return el("div", "strip call-panel", el("b", "", title), list, ...parts);
 }
 
 function waterfallButton(view) {
@@ -55,12 +56,23 @@ function waterfallOf(view, { bars, ticks, total, notes, judges }) {
     const name = el("button", "name", `${bar.step === null ? "episode" : bar.step} \u00b7 ${bar.kind === "call" ? "" : `${bar.kind} `}${bar.name}`);
     name.type = "button";
     name.title = bar.error ?? name.textContent;
-    if (bar.step !== null) name.onclick = () => view.select(bar.step);
-    return el("div", "row", name, track, el("span", bar.took === "unknown" ? "number unknown" : "number", bar.took));
+    const row = el("div", "row", name, track, el("span", bar.took === "unknown" ? "number unknown" : "number", bar.took));
+    name.onclick = bar.call === null ? () => view.select(bar.step) : () => toggleCall(name, row, bar.call);
+    track.onclick = name.onclick;
+    return row;
   });
-  const asked = judges.map(({ head: label, answer }) => el("details", "block", el("summary", "", label), el("pre", "", answer)));
+  const asked = judges.map(({ head: label, answer, html }) => el("details", "block", el("summary", "", label), ...read(answer, html)));
   const later = judges.length ? [el("b", "", "Judges asked about this episode"), ...asked] : [];
   return el("section", "waterfall", head, ...rows, ...notes.map((note) => el("div", "size", note)), ...later);
+}
+
+// A call that no step has, such as a judge's, is shown below its bar.
+function toggleCall(name, row, call) {
+  const panel = row.nextElementSibling;
+  const isShown = name.getAttribute("aria-expanded") === "true";
+  name.setAttribute("aria-expanded", String(!isShown));
+  if (isShown) panel.remove();
+  else row.after(callOf(call));
 }
 
 function placed(element, left) {

@@ -4,18 +4,25 @@ A request is what the lake stores of it: the messages added since the step befor
 episode. A judge that was asked after the episode has its own list, because its time is not the episode's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import accumulate
 from typing import Any
 
 import polars as pl
 
+from lake.documents import parse_json_object
+from lake.read.text_table import format_count
 from viewer import plain
 from viewer.queries import Row
 from viewer.queries.transcripts import TEXT
+from viewer.transcript import rendering
+from viewer.transcript.blocks import extract_text
 
 MAX_ROWS = 400
 """Maximum rows of a waterfall."""
+MAX_TEXT = 12_000
+"""Maximum characters of a text of a span."""
 _TICKS = 5
 _STEPS_OF_AXIS = (1, 2, 5, 10)
 
@@ -30,7 +37,7 @@ def describe_call(row: Row) -> dict[str, Any]:
     facts = {
         "model": row["model"],
         "policy version": row["policy_version"],
-        "started": row["started_at"] and f"{row['started_at']:%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC",
+        "started": _format_time(row["started_at"]),
         "latency": None if row["latency"] is None else plain.seconds(row["latency"]),
         "tokens": ", ".join(tokens) or None,
         "cost": None if row["cost"] is None else plain.number(row["cost"], 4),
@@ -51,8 +58,52 @@ def describe_call(row: Row) -> dict[str, Any]:
         for name, label in labels.items()
         if row[name] not in (None, "", "[]", "{}")
     ]
-    shown = [(name, "not recorded" if fact is None else plain.one_line(str(fact))) for name, fact in facts.items()]
-    return {"facts": shown, "texts": texts}
+    return {"title": "Model call", "facts": _list_facts(facts), "texts": texts}
+
+
+def _format_time(at: datetime | None) -> str | None:
+    return None if at is None else f"{at:%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"
+
+
+def _list_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, "not recorded" if fact is None else plain.one_line(str(fact))) for name, fact in facts.items()]
+
+
+def _describe_span(row: Row) -> dict[str, Any]:
+    """Return a span without a step, such as a judge's call, as `describe_call` does; messages come first."""
+    attributes = parse_json_object(row["attributes"])
+    if row["attributes"] and not attributes:
+        attributes = {"as the source recorded it": row["attributes"]}
+    facts = {"started": _format_time(row["started_at"]), "error": row["error"]}
+    messages, documents = [], []
+    for name, attribute in attributes.items():
+        if isinstance(attribute, int | float):
+            facts[name] = str(attribute)
+        elif parts := _list_messages(attribute):
+            messages += [
+                (f"{name}: {plain.get_role(part)}", extract_text(part), plain.get_role(part)) for part in parts
+            ]
+        elif attribute:
+            documents.append((name, plain.format_json(attribute), ""))
+    texts = [
+        {
+            "label": plain.one_line(label),
+            "text": plain.visible(text[:MAX_TEXT]),
+            "html": rendering.render(text[:MAX_TEXT], rendering.detect(text[:MAX_TEXT], role)),
+            "length": len(text),
+        }
+        for label, text, role in messages + documents
+    ]
+    shown = _list_facts({plain.one_line(name): fact for name, fact in facts.items() if fact is not None})
+    return {"title": plain.one_line(row["name"] or row["kind"]), "facts": shown, "texts": texts}
+
+
+def _list_messages(attribute: Any) -> list[Any]:
+    """Return the chat messages of a request, or of a response with choices; empty for other data."""
+    if isinstance(attribute, dict) and isinstance(choices := attribute.get("choices"), list):
+        attribute = [choice.get("message") if isinstance(choice, dict) else None for choice in choices]
+    is_chat = isinstance(attribute, list) and all(isinstance(part, dict) and "role" in part for part in attribute)
+    return attribute if is_chat else []
 
 
 def build_waterfall(rows: pl.DataFrame, judges: Sequence[Row]) -> dict[str, Any]:
@@ -83,6 +134,7 @@ def build_waterfall(rows: pl.DataFrame, judges: Sequence[Row]) -> dict[str, Any]
                 "span": span,
                 "took": "unknown" if length is None else plain.seconds(length),
                 "error": row["error"] and plain.one_line(row["error"], 200),
+                "call": _describe_span(row) if row["step_index"] is None else None,
             }
         )
     if rows.height > MAX_ROWS:
@@ -111,7 +163,8 @@ def _list_ticks(total: float) -> list[float]:
 
 def _describe_judge(row: Row) -> dict[str, str]:
     counts = [row["prompt_tokens"], row["completion_tokens"]]
-    tokens = "tokens unknown" if None in counts else "{} tokens in, {} out".format(*map(plain.number, counts))
+    tokens = "tokens unknown" if None in counts else f"{format_count(counts[0], 'token')} in, {counts[1]:,} out"
     name = plain.one_line(row["scorer"] or "judge")
     head = f"{name}: {plain.one_line(row['model'])}, {row['at']:%Y-%m-%d %H:%M:%S} UTC, {tokens}"
-    return {"head": head, "answer": plain.visible(row["answer"])}
+    markup = rendering.render(row["answer"], rendering.detect(row["answer"], "assistant"))
+    return {"head": head, "answer": plain.visible(row["answer"]), "html": markup}
