@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from viewer.queries.transcripts import TEXT
 from viewer.transcript import blocks
 from viewer.transcript.blocks import Block
+from viewer.transcript.outline import FAILED
+from viewer.transcript.view_model import split_badges
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
@@ -59,6 +61,21 @@ def test_results_stand_behind_their_calls_whatever_their_order() -> None:
     assert named(block_list)["result/0"] == "first"
     assert named(block_list)["result/1"] == "second"
     assert "action" not in named(block_list), "an action that is nothing but calls is no empty text"
+
+
+def test_badges_of_failed_and_cancelled_calls_stand_at_the_call_and_calls_keep_their_order() -> None:
+    calls = [call(name, {}, name) for name in ("good", "late", "bad", "lost")]
+    cancelled = result("Cancelled: a parallel call failed.", "late") | {"is_error": True}
+    after = [result("Error: no.", "bad"), cancelled, result("Fine.", "good")]
+    block_list = blocks.list_step_blocks(step(state="Go.", action="I call.", tool_calls=calls), after)
+    of_calls, of_message = split_badges(block_list, [FAILED])
+    labels = [(block.label, [mark[0] for mark in of_calls[block.name]]) for block in block_list if block.kind == "call"]
+    assert labels == [("good", []), ("late", ["cancelled"]), ("bad", ["failed: error"]), ("lost", ["no result"])]
+    assert of_message == []
+    alone = blocks.list_step_blocks(step(state="Go.", action="", tool_calls=calls[:1]), [])
+    assert split_badges(alone, [FAILED]) == ({"call/0": [FAILED]}, [])
+    words = blocks.list_step_blocks(step(state="Go.", action="open the door"), [])
+    assert split_badges(words, [FAILED]) == ({}, [FAILED]), "an action without a call keeps its badges"
 
 
 def test_a_state_alone_is_the_result_of_the_call_before_it() -> None:

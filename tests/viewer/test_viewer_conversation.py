@@ -178,14 +178,18 @@ def test_what_says_nothing_new_is_quiet(tmp_path: Path) -> None:
     for index, step in enumerate(steps[1:]):
         step.context = [{"role": "tool", "content": ""}]
         step.state_role, step.finish_reason = "tool", "length" if index else None
+    steps[4].is_action_valid = False
     lk = build_lake(tmp_path, [EpisodeRecord(task_id="t", rollout_index=0, status="completed", steps=steps)])
     transcript = load(Reader(lk.snapshot()), lk.sql("SELECT episode_id FROM episodes").item())
     drawn = describe_lines(transcript, ListWindow(10), None)
     labels = [[mark[0] for mark in line["marks"]] for line in drawn["lines"]]
-    assert labels == [[outline.EMPTY_REPLY], [outline.FROM_EMPTY_REPLY], [], [], []]
+    assert labels == [[outline.EMPTY_REPLY], [outline.FROM_EMPTY_REPLY], [], [], ["malformed action"]]
     assert (drawn["credited"], drawn["rewarded"]) == (False, False)
-    badges = [step["badges"] for step in describe_steps(transcript, range(5))]
+    described = describe_steps(transcript, range(5))
+    badges = [step["badges"] for step in described]
     assert [[label for label, _, _ in marks] for marks in badges] == [[], [], *([["cut at the limit"]] * 3)]
+    (call,) = (block for block in described[4]["blocks"] if block["kind"] == "call")
+    assert [label for label, _, _ in call["badges"]] == ["malformed action"], "an error of the only call stands there"
 
 
 def test_the_head_names_task_answer_and_why_it_was_scored_so(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Block:
     language: str = ""
     """Language of the file that the text is from."""
     is_failed: bool = False
-    """Whether the result of a call or an action reports a failure."""
+    """Whether the text is the result of a call or an action that failed: see `_reports_failure`."""
 
     def sent(self, limit: int = TEXT) -> dict[str, Any]:
         """What the page gets: the text cut after `limit` characters, and its markup, which may be of the whole text."""
@@ -183,13 +183,15 @@ def _is_observation(message: Any, row: Row) -> bool:
 
 
 def _reports_failure(message: Any) -> bool:
-    """Return whether a result says that it is an error, as a field or as an exit code other than 0."""
+    """Return whether a result says that it is an error: as a field, in its first word, or as an exit code not 0."""
     fields = message if isinstance(message, Mapping) else {}
     nested = [part for name in ("observation", "extras") if isinstance(part := fields.get(name), Mapping)]
     metadata = [part["metadata"] for part in nested if isinstance(part.get("metadata"), Mapping)]
     codes = [part["exit_code"] for part in (*nested, *metadata) if isinstance(part.get("exit_code"), int)]
     codes += [int(match[1] or match[2]) for match in _EXIT_CODE.finditer(extract_text(message)[:TEXT])]
-    return fields.get("is_error") is True or any(codes)
+    if isinstance(flag := fields.get("is_error"), bool):
+        return flag
+    return any(codes) or (plain.get_role(message) == "tool" and extract_text(message).startswith("Error"))
 
 
 def _build_column_block(row: Row, column: str, kind: Literal["state", "reasoning", "action"]) -> Block:

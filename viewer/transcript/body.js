@@ -58,7 +58,7 @@ function blockOf(view, index, block, title) {
   const long = block.is_folded ? [el("span", "size", `${block.length.toLocaleString("en")} characters`)] : [];
   const tools = el("span", "tools");
   const text = el("div", "text");
-  made.append(el("summary", "", ...name, " ", ...long), tools, text);
+  made.append(el("summary", "", ...name, " ", ...(block.badges ?? []).map(chip), ...long), tools, text);
   let { text: whole, html } = block;
   let isWritten = !html;
   const isCut = () => whole === block.text && block.shown < block.length && (isWritten || !block.is_whole);

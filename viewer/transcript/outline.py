@@ -73,6 +73,7 @@ EMPTY_REPLY, FROM_EMPTY_REPLY = "empty reply", "came from an empty reply"
 """Labels of marks of a reply without a text."""
 Mark = tuple[str, str, str | None]
 """A label, its colour's name (`transcript.css`), and its explanation."""
+FAILED: Mark = ("failed: error", "red", "The reply, which is the state of the next step, is an error text.")
 
 FLAGS: dict[str, Mark] = {
     "dead_group": ("dead group", "orange", "All scored siblings scored the same: A_E is exactly 0."),
@@ -319,7 +320,7 @@ def list_reply_faults(row: Row) -> list[Mark]:
     """Return marks for a failed call on its step, and grey ones on the step whose state is its reply."""
     marks: list[Mark] = []
     if row["reply_is_error"]:
-        marks.append(("failed: error", "red", "The reply, which is the state of the next step, is an error text."))
+        marks.append(FAILED)
     if row["reply_is_empty"]:
         marks.append((EMPTY_REPLY, "orange", "The reply, which is the state of the next step, is empty."))
     if row["state_is_error"]:

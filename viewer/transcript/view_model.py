@@ -3,6 +3,7 @@
 The page, the answers that it fetches and the HTML file show the same data, with different ways to read a lake.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -168,6 +169,12 @@ def _group_by_step(frame: pl.DataFrame) -> dict[int, list[Row]]:
 
 _CUT_REASONS = frozenset(("length", "max_tokens", "MAX_TOKENS", "max_output_tokens"))
 """Finish reasons of an answer that the limit of tokens cut."""
+_CUT: outline.Mark = ("cut at the limit", "orange", "The answer ended at the limit of tokens.")
+_CANCELLED: outline.Mark = ("cancelled", "orange", "The call was cancelled before it ended.")
+_UNANSWERED: outline.Mark = ("no result", "orange", "Other calls of the step have results: this one may be cancelled.")
+_CANCELLATION = re.compile(r"cancell?ed|interrupted by user|user doesn't want to proceed", re.IGNORECASE)
+_BEGINNING = 200
+"""Characters at the beginning of a result that say that its call was cancelled."""
 MAX_TEXT = 500_000
 """Maximum characters of a text that `show all` shows."""
 BEFORE = -1
@@ -185,13 +192,17 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
     steps = []
     for index in indices:
         row, step_credit = rows.get(index), credit.get(index)
-        block_list = _list_blocks(transcript, index, rows)
-        opened: dict[str, Any] = {"index": index, "blocks": [block.sent() for block in block_list]}
+        step_blocks, badges = _list_blocks(transcript, index, rows), [] if row is None else list_badges(row)
+        block_badges, badges = split_badges(step_blocks, badges)
+        opened: dict[str, Any] = {
+            "index": index,
+            "blocks": [block.sent() | {"badges": block_badges.get(block.name, [])} for block in step_blocks],
+        }
         if row is not None:
             opened |= {
                 "ledger": outline.build_ledger(row["reward"], step_credit, scale, formula),
                 "marks": [*outline.list_facts(row, transcript.quiet_steps), *outline.list_marks(step_credit)],
-                "badges": list_badges(row, has_failed=any(block.is_failed for block in block_list)),
+                "badges": badges,
                 "disagree": step_credit is not None and outline.terms_disagree(step_credit),
                 "shared": outline.link_shared_state(step_credit, transcript.credit_name, transcript.link),
                 "facts": _list_facts(row, trained.get(index, [])),
@@ -209,14 +220,38 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
     return steps
 
 
-def list_badges(row: Row, *, has_failed: bool = False) -> list[outline.Mark]:
+def list_badges(row: Row) -> list[outline.Mark]:
     """Return the marks of a step in the conversation: its errors, and an answer that a limit cut."""
     marks = [mark for mark in outline.list_facts(row) if mark[1] == "red"]
-    if has_failed and not row["reply_is_error"]:
-        marks.append(("failed", "red", "A result reports an error, or an exit code other than 0."))
-    if row["finish_reason"] in _CUT_REASONS:
-        marks.append(("cut at the limit", "orange", "The answer ended at the limit of tokens."))
-    return marks
+    return [*marks, _CUT] if row["finish_reason"] in _CUT_REASONS else marks
+
+
+def split_badges(
+    step_blocks: Sequence[Block], badges: Sequence[outline.Mark]
+) -> tuple[dict[str, list[outline.Mark]], list[outline.Mark]]:
+    """Return the badges that stand at each call, by its block, and the rest of the step's, for its message.
+
+    A result without a call, of an action in text, has the badge itself.
+
+    Args:
+        step_blocks: the blocks of the step.
+        badges: the marks of `list_badges`; a step with one call has its errors there.
+    """
+    names = [block.name for block in step_blocks if block.kind == "call"]
+    replies = {block.name.replace("result/", "call/"): block for block in step_blocks if block.kind == "result"}
+    of_blocks: dict[str, list[outline.Mark]] = {name: [] for name in names}
+    for name, reply in replies.items():
+        if reply.is_failed:
+            mark = _CANCELLED if _CANCELLATION.search(reply.text[:_BEGINNING]) else outline.FAILED
+            of_blocks.setdefault(name if name in names else reply.name, []).append(mark)
+    for name in names:
+        of_blocks[name] += [_UNANSWERED] if replies and name not in replies else []
+    is_named = any(mark in (outline.FAILED, _CANCELLED) for marks in of_blocks.values() for mark in marks)
+    rest = [badge for badge in badges if badge != outline.FAILED or not is_named]
+    if len(names) == 1:
+        of_blocks[names[0]] += [badge for badge in rest if badge != _CUT]
+        rest = [badge for badge in rest if badge == _CUT]
+    return of_blocks, rest
 
 
 def read_shared_state(transcript: EpisodeTranscript, index: int) -> dict[str, str] | None:
