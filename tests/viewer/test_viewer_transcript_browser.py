@@ -15,6 +15,7 @@ import pytest
 
 from lake import Lake, ids
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
+from testkit.browser_pages import open_row
 from testkit.command_line import runner
 from testkit.lakes import add_credit, build_lake, rollout
 from viewer.reader import Reader
@@ -464,13 +465,17 @@ def test_find_reaches_steps_that_are_not_open(page: Any, lk: Lake) -> None:
     page.get_by_text("nowhere in this episode").wait_for()
 
 
-@pytest.mark.slow("what a list was searched for is marked in the episode that it opens")
+@pytest.mark.slow("what a list was searched for is in the field of the episode that it opens, below its head")
 def test_what_a_list_was_searched_for_is_marked_where_its_episode_opens(page: Any, lk: Lake) -> None:
-    go(page, lk, "walk", step=700, list="text=needle+in")
+    page.goto("/episodes?text=needle+haystack")
+    open_row(page, "Episodes", 0)
+    page.get_by_text("in 1 step, first at step 700").wait_for()
+    assert page.get_by_label("Find in the episode").input_value() == "needle haystack"
+    assert page.locator(".trajlake-head").bounding_box()["y"] > 0, "the head is on the screen"
+    page.get_by_role("button", name="Next hit").click()
     page.get_by_text("1 of 1 step").wait_for()
-    assert page.get_by_label("Find in the episode").input_value() == "needle"
     on_screen(page, 700)
-    page.wait_for_function("() => CSS.highlights.get('trajlake-found')?.size === 1")
+    page.wait_for_function("() => CSS.highlights.get('trajlake-found')?.size === 2")
     page.get_by_label("Find in the episode").fill("")
     page.wait_for_function("() => !CSS.highlights.get('trajlake-found')")
 
@@ -596,6 +601,8 @@ def test_a_file_to_send_holds_all_and_asks_for_nothing(
         assert fragment in opened(page, index).inner_text()
     page.get_by_label("Find in the episode").fill("it RAN")
     page.get_by_text("1 of 2 steps").wait_for()  # the call, and the message that its result came in
+    page.get_by_label("Find in the episode").fill('"red" I')
+    page.get_by_text("1 of 1 step").wait_for()
     page.get_by_role("button", name="Waterfall").click()
     assert page.locator(".waterfall .row").count() == 4, "its axis and three calls"
     page.get_by_role("link", name="rollout 1").click()

@@ -9,7 +9,6 @@ from typing import Any
 import polars as pl
 
 from lake.cli.options import format_ids
-from lake.errors import UsageError
 from lake.judgements import outcomes
 from lake.judgements.scores import ENV_RETURN, read_scores_of
 from lake.search import document_text, parse_terms, search_reasons
@@ -635,14 +634,6 @@ _DOCUMENTS = frozenset({"tool_calls", "context", "initial_messages", "final_obse
 def compile_hits(text: str) -> re.Pattern[str]:
     """Return the pattern of the terms that excerpts mark. Raises UsageError: the text has no letter and no digit."""
     return re.compile("|".join(re.escape(term.text) for term in parse_terms(text)), re.IGNORECASE)
-
-
-def get_longest_term(text: str) -> str:
-    """Return the longest term of a search, for a page that marks one text; empty without terms."""
-    try:
-        return max((term.text for term in parse_terms(text)), key=len)
-    except UsageError:
-        return ""
 
 
 def read_excerpts(lake: LakeReader, text: str, hits: tuple[tuple[int, int | None], ...]) -> pl.DataFrame:

@@ -6,14 +6,17 @@ step reads its texts.
 
 import codecs
 import json
+import re
 from collections.abc import Sequence
 from typing import Literal
 
 import polars as pl
 
+from lake.errors import UsageError
 from lake.judgements import outcomes
 from lake.judgements.credit import Credit
 from lake.judgements.scores import read_scores_of
+from lake.search import parse_terms
 from lake.write.rows import put_back
 from viewer import plain
 from viewer.queries import (
@@ -42,6 +45,8 @@ ENCODINGS, CHECKPOINTS = 4, 8
 """Largest number of encodings of a step, and of checkpoints that rescored it."""
 SCORES = 10_000
 """Largest number of scores of steps."""
+TERMS = 20
+"""Largest number of words that are found in any order."""
 UPDATES = 20
 """Updates of a training run that are listed."""
 
@@ -229,19 +234,23 @@ def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit:
 
 
 def find_steps(lake: LakeReader, episode_id: int, text: str) -> list[int]:
-    """Return the steps whose visible texts hold a text, without regard to case, as the list's search finds them.
+    """Return the steps whose visible texts hold all terms of a text (`list_terms`), as the list's search finds them.
 
     -1 stands for the messages before the first step, and the number of steps for those after the last. Stored JSON may
-    escape the text once, as a string, or twice, inside the arguments of a call. The names of its fields match too.
+    escape a text once, as a string, or twice, inside the arguments of a call. The names of its fields match too.
     """
-    escaped = json.dumps(text)[1:-1]
-    forms = list(dict.fromkeys([text, json.dumps(text, ensure_ascii=False)[1:-1], escaped, json.dumps(escaped)[1:-1]]))
+    terms = list_terms(text)
+    forms: dict[str, int] = {}
+    for position, term in enumerate(terms):
+        escaped = json.dumps(term)[1:-1]
+        written = (term, json.dumps(term, ensure_ascii=False)[1:-1], escaped, json.dumps(escaped)[1:-1])
+        forms |= dict.fromkeys(written, position)
     columns = ("action", "state", "reasoning", "context", "tool_calls")
     match = " OR ".join(f"contains(lower({column}), f)" for column in columns)
     query = f"""
-        WITH forms AS (SELECT lower(unnest($forms::VARCHAR[])) AS f),
+        WITH forms AS (SELECT lower(unnest($forms::VARCHAR[])) AS f, unnest($terms::INTEGER[]) AS term),
         moved AS (
-            SELECT DISTINCT b.sha256 FROM blobs AS b, forms
+            SELECT DISTINCT b.sha256, term FROM blobs AS b, forms
             WHERE list_contains((SELECT blob_ids FROM episodes WHERE episode_id = $episode), b.blob_id)
             AND NOT starts_with(b.media_type, 'image/') AND contains(lower(TRY_CAST(b.payload AS VARCHAR)), f)
         ),
@@ -249,17 +258,33 @@ def find_steps(lake: LakeReader, episode_id: int, text: str) -> list[int]:
             SELECT unnest([-1, num_steps]) AS step_index, unnest([initial_messages, final_observation]) AS messages
             FROM episodes WHERE episode_id = $episode
         )
-        SELECT step_index FROM steps
-        WHERE episode_id = $episode AND (
-            EXISTS (SELECT 1 FROM forms WHERE {match})
-            OR EXISTS (SELECT 1 FROM moved WHERE contains(context, sha256) OR contains(tool_calls, sha256))
-        )
-        UNION ALL SELECT step_index FROM outside
-        WHERE EXISTS (SELECT 1 FROM forms WHERE contains(lower(messages), f))
-        OR EXISTS (SELECT 1 FROM moved WHERE contains(messages, sha256))
-        ORDER BY step_index
+        SELECT step_index FROM (
+            SELECT step_index, term FROM steps, forms WHERE episode_id = $episode AND ({match})
+            UNION ALL SELECT step_index, term FROM steps, moved
+            WHERE episode_id = $episode AND (contains(context, sha256) OR contains(tool_calls, sha256))
+            UNION ALL SELECT step_index, term FROM outside, forms WHERE contains(lower(messages), f)
+            UNION ALL SELECT step_index, term FROM outside, moved WHERE contains(messages, sha256)
+        ) GROUP BY step_index HAVING count(DISTINCT term) = $count ORDER BY step_index
         """
-    return [int(index) for index in lake.sql(query, {"episode": episode_id, "forms": forms})["step_index"]]
+    params: Params = {"episode": episode_id, "forms": list(forms), "terms": list(forms.values()), "count": len(terms)}
+    return [int(index) for index in lake.sql(query, params)["step_index"]] if terms else []
+
+
+def list_terms(text: str) -> list[str]:
+    """Return the terms of a text as the list's search reads it: words, and texts in quotes.
+
+    A text without a letter, or of more than `TERMS` terms, is one term.
+    """
+    flat = " ".join(text.split())
+    try:
+        terms = [term.text for term in parse_terms(flat)]
+    except UsageError:
+        terms = []
+    if not 0 < len(terms) <= TERMS:
+        return [text] if flat else []
+    # A term is in lower case; stored JSON may escape a capital letter.
+    hits = [re.search(re.escape(term), flat, re.IGNORECASE) for term in terms]
+    return [term if hit is None else hit[0] for term, hit in zip(terms, hits, strict=True)]
 
 
 def count_training_uses(lake: LakeReader, episode_id: int) -> pl.DataFrame:

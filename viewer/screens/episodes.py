@@ -86,11 +86,18 @@ def show_episodes() -> None:
         }
         columns = hit_columns | columns
     packed_filter = filters.pack_filter(episode_filter, order)
+
+    def link_row(row: Row) -> str:
+        # The page opens at its head and names the first hit; only a hit beyond the first lines needs its step.
+        step = row.get("found_step")
+        step = step if step is not None and step >= view_model.MAX_LINES else None
+        return href(Page.EPISODE, episode=row["episode_id"], step=step, list=packed_filter)
+
     tables.draw_table(
         frame,
         columns,
         label="Episodes",
-        href=lambda row: href(Page.EPISODE, episode=row["episode_id"], step=row.get("found_step"), list=packed_filter),
+        href=link_row,
         key="episode_id",
         sortable=ORDERS,
     )
@@ -133,8 +140,7 @@ def show_episode() -> None:
     if credit is not None and (changed := read(describe_outdated, credit, episode_id=episode_id)) is not None:
         changed_data.draw_stale_warning(changed)
     window, selected = _choose_window(facts)
-    search = filters.read_carried_filter()[0].text
-    find = episodes.get_longest_term(search) if search else ""
+    find = filters.read_carried_filter()[0].text or ""
     component.draw_transcript(transcript, window, selected, hidden, reruns=follows_step, find=find)
 
 

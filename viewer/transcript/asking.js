@@ -75,9 +75,10 @@ class Held {
     if (waterfall !== undefined) return { waterfall: this.view.data.waterfall };
     if (shared !== undefined) return { shared: this.view.contents.get(shared)?.shared };
     if (find === undefined) return {};
-    const needle = find.toLowerCase();
-    const holds = ({ blocks }) => blocks.some(({ label, text }) => `${label}\n${text}`.toLowerCase().includes(needle));
-    const steps = [...this.view.contents.values()].filter(holds).map(({ index }) => index);
-    return { find: needle ? steps : [] };
+    const terms = termsOf(find);
+    const textOf = ({ blocks }) => blocks.map(({ label, text }) => `${label}\n${text}`).join("\n").toLowerCase();
+    const steps = [...this.view.contents.values()].map((step) => [step.index, textOf(step)]);
+    const holds = ([, text]) => terms.every((term) => text.includes(term));
+    return { find: terms.length ? steps.filter(holds).map(([index]) => index).sort((a, b) => a - b) : [] };
   }
 }

@@ -3,6 +3,7 @@
 
 const TYPING_MS = 250;
 const MOST_MARKS = 500;
+const MOST_TERMS = 20;
 const FOUND = "trajlake-found";
 
 function findField(view) {
@@ -13,6 +14,9 @@ function findField(view) {
   field.value = view.data.find ?? "";
   view.findStatus = el("span", "status");
   view.findStatus.setAttribute("role", "status");
+  view.findNext = button("Next hit", "Go to the next step with the text (Enter in the field)");
+  view.findNext.hidden = true;
+  view.findNext.onclick = () => goToFound(view, 1);
   let typing;
   field.oninput = () => {
     clearTimeout(typing);
@@ -25,7 +29,16 @@ function findField(view) {
     if (view.needle === field.value) goToFound(view, event.shiftKey ? -1 : 1);
     else ask(view, field.value);
   };
-  return el("span", "find", field, view.findStatus);
+  return el("span", "find", field, view.findStatus, view.findNext);
+}
+
+// The terms of a text as the server reads it (list_terms in transcripts.py): words, and texts in quotes.
+function termsOf(text) {
+  const matches = [...text.matchAll(/"([^"]+)"?|([^\s"]+)/g)].map(([, quoted, word]) => quoted ?? word);
+  const terms = [...new Set(matches.map((term) => term.trim().replace(/\s+/g, " ").toLowerCase()))];
+  const words = terms.filter((term) => /[\p{L}\p{N}_]/u.test(term));
+  if (words.length && words.length <= MOST_TERMS) return words;
+  return text.trim() ? [text.toLowerCase()] : [];
 }
 
 // isAtFirst: the reader came with this text, to a step or to the top, and stays there.
@@ -44,13 +57,17 @@ function showFound(view, text, steps, isAtFirst) {
   highlight(view);
   if (text && steps.length && !isAtFirst) goToFound(view, 1);
   else view.findStatus.textContent = !text ? "" : steps.length ? whichHit(view) : "nowhere in this episode";
+  view.findNext.hidden = !steps.length;
 }
 
 function whichHit(view) {
   const count = view.hits.length;
   const noun = view.hits.every((index) => view.lines.has(index)) ? "step" : "place";
   const places = `${count} ${count === 1 ? noun : `${noun}s`}`;
-  return view.hit < 0 ? `in ${places}` : `${view.hit + 1} of ${places}`;
+  if (view.hit >= 0) return `${view.hit + 1} of ${places}`;
+  const [first] = view.hits;
+  const isAfter = view.data.ends.some(({ index }) => index === first);
+  return `in ${places}, first ${first < 0 ? "before the steps" : isAfter ? "after the steps" : `at step ${first}`}`;
 }
 
 function goToFound(view, by) {
@@ -70,18 +87,26 @@ function goToFound(view, by) {
 function highlight(view) {
   if (!CSS.highlights) return;
   CSS.highlights.delete(FOUND);
-  const needle = view.needle?.toLowerCase();
-  if (!needle) return;
+  const terms = termsOf(view.needle ?? "");
+  if (!terms.length) return;
   const ranges = [];
   for (const place of view.list.querySelectorAll(".texts")) {
-    const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
-    while (ranges.length < MOST_MARKS && walker.nextNode()) mark(walker.currentNode, needle, ranges);
+    // A word of several, such as "the", is marked only where all of them are, and not as one text.
+    if (terms.length > 1 && !view.rowOf(place)?.classList.contains("found")) continue;
+    const count = ranges.length;
+    markTexts(place, [view.needle.trim().toLowerCase()], ranges);
+    if (ranges.length === count) markTexts(place, terms, ranges);
   }
   CSS.highlights.set(FOUND, new Highlight(...ranges));
   for (const range of ranges) {
     const block = range.startContainer.parentElement.closest("details");
     if (block) block.open = true;
   }
+}
+
+function markTexts(place, texts, ranges) {
+  const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
+  while (ranges.length < MOST_MARKS && walker.nextNode()) for (const text of texts) mark(walker.currentNode, text, ranges);
 }
 
 function mark(node, needle, ranges) {

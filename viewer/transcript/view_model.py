@@ -345,8 +345,7 @@ def answer_questions(transcript: EpisodeTranscript, questions: Mapping[str, str]
     if "lines" in questions:
         answers["lines"] = describe_lines(transcript, ListWindow(MAX_LINES), None)
     if "find" in questions:
-        text = questions["find"][:TEXT]
-        answers["find"] = transcript.read(transcripts.find_steps, transcript.episode_id, text) if text else []
+        answers["find"] = transcript.read(transcripts.find_steps, transcript.episode_id, questions["find"][:TEXT])
     return answers
 
 
