@@ -27,8 +27,9 @@ from lake.errors import TrajlakeError, UsageError
 from lake.export import TARGETS
 from lake.export.job import NO_CREDIT
 from lake.judgements.credit import Credit
+from lake.read.text_table import format_count
 from viewer import components as ui
-from viewer import filters, plain, session
+from viewer import filters, session
 from viewer.navigation import Page, Value, anchor, build_query
 from viewer.queries import LakeReader, ListWindow, Sort, anchors, annotations, episodes, groups, lineage, sql, training
 from viewer.queries.episodes import EpisodeFilter
@@ -219,7 +220,7 @@ def draw_download_menu(episode_filter: EpisodeFilter, order: Sort | None, total:
     with st.popover("Download", icon=":material/download:"):
         of, packed = session.get_session().name_versions(), filters.pack_filter(episode_filter, order)
         links = [anchor(name, PATH + build_query(format=name, of=of, list=packed)) for name in FORMATS]
-        _draw_line(f"The list, all {plain.number(total)} rows, as {', '.join(links)}")
+        _draw_line(f"The list, {format_count(total, 'row')}, as {', '.join(links)}")
         st.caption("The columns of the tables for each episode, in the order of the list, without documents.")
         target = st.selectbox("Or the episodes themselves, as", list(TARGETS), key="export")
         st.caption(TARGETS[target].description)

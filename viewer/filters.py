@@ -272,7 +272,9 @@ def draw_filter_line() -> FilterLine:
             width="stretch",
             **FILTER,
         )
-        popover = st.popover("Filters", icon=":material/filter_list:", width="content")
+        # A choice is one click: the popover is a new one, and closed, once it is made. Typed values leave it open.
+        choices = hash(tuple(map(get_parameter, ("run", "score", "unscored"))))
+        popover = st.popover("Filters", icon=":material/filter_list:", width="content", key=f"filters-{choices}")
         with popover:
             episode_filter = _draw_fields()
         st.toggle(

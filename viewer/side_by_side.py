@@ -20,6 +20,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
 from lake.cli.options import format_ids
+from lake.read.text_table import format_count
 from viewer.navigation import go
 from viewer.plain import chip, describe_calls, number, one_line, signed
 from viewer.queries import EXCERPT, Row, groups, transcripts
@@ -285,7 +286,7 @@ def _render_head(column: EpisodeColumn) -> str:
     figures = [
         ("", escape(one_line(facts["status"]))),
         ("outcome", _UNKNOWN if facts["outcome"] is None else number(facts["outcome"])),
-        ("steps", number(facts["num_steps"])),
+        ("", format_count(facts["num_steps"], "step")),
     ]
     advantages = (("A_E", facts["a_episode"]), ("mean A", facts["mean_advantage"]))
     figures += [(label, signed(amount)) for label, amount in advantages if amount is not None]

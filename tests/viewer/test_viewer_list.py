@@ -138,8 +138,12 @@ def test_hostile_texts_of_every_column_are_texts(shown: Lake) -> None:
 
 
 def test_a_list_without_scores_has_no_outcome_and_no_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lk = show(build_lake(tmp_path, [rollout("t", n, None) for n in range(3)]), monkeypatch)
+    records = [rollout("t", n, None) for n in range(3)]
+    for record in records:
+        record.steps[-1].action = ""
+    lk = show(build_lake(tmp_path, records), monkeypatch)
     listed = open_page("episodes")
+    assert "answer" in columns(listed, "episodes"), "that no episode has an answer is a finding"
     assert not {"outcome", "seconds"} & set(columns(listed, "episodes"))
     assert "mean outcome" not in words(listed)
     assert "outcome" in columns(open_page("episodes", unscored="true"), "episodes"), "asked for"

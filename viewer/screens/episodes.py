@@ -27,6 +27,8 @@ _TOLD_COLUMNS = {
     "status": tables.text("Status", under="outcome"),
     "stop_reason": tables.text("Stopped by", under="outcome"),
 }
+_TEXTS = ("request", "answer")
+"""Columns that stay where they are empty: an answer that no episode has is a finding."""
 _COLUMNS = {
     "num_steps": tables.value("Steps"),
     "completion_tokens": tables.value("Tokens", "Completion tokens."),
@@ -73,6 +75,7 @@ def show_episodes() -> None:
     frame, scored = tables.add_score_columns(frame, scores, episode_filter.score)
     columns = _TOLD_COLUMNS | scored | _COLUMNS | _ID_COLUMNS
     filled = tables.select_filled(frame, columns, order)
+    filled |= {name: columns[name] for name in _TEXTS}
     columns = {n: column for n, column in columns.items() if (has_outcomes if n == "outcome" else n in filled)}
     if episode_filter.text is not None:
         hits = tuple(frame.select("episode_id", "found_step").rows())

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from lake import ids
+from lake.read.text_table import format_count
 from viewer import plain
 from viewer.navigation import Page
 from viewer.plain import number, signed, slug
@@ -185,14 +186,11 @@ def link_shared_state(
     address = link(
         Page.GROUP, group=ids.to_text(credit["group_id"]), anchor=ids.to_text(credit["anchor_key"]), credit=credit_name
     )
-    text = f"State shared: {credit['anchor_size']} steps of {credit['anchor_episodes']} siblings"
+    count, siblings = format_count(credit["anchor_size"], "step"), format_count(credit["anchor_episodes"], "sibling")
+    text = f"State shared: {count} of {siblings}"
     if state_texts is not None:
         least = "at least " if credit["anchor_size"] > SAMPLE else ""
-        ways = (
-            f"{state_texts['ways_in']} way{'' if state_texts['ways_in'] == 1 else 's'} in"
-            if state_texts["ways_in"]
-            else None
-        )
+        ways = f"{format_count(state_texts['ways_in'], 'way')} in" if state_texts["ways_in"] else None
         text = "; ".join(filter(None, [text, ways and f"{least}{ways}", state_texts["doubt"]]))
     return {"text": text, "href": address}
 

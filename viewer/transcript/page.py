@@ -17,6 +17,7 @@ import msgspec
 import polars as pl
 
 from lake import ids
+from lake.read.text_table import format_count
 from viewer import figures, navigation
 from viewer.navigation import Page
 from viewer.plain import number, one_line, signed
@@ -112,7 +113,7 @@ def render_html(loaded: Sequence[EpisodeTranscript]) -> bytes:
     style = "\n".join((figures.VARIABLES, view_model.STYLE, head.STYLE, _STYLE))
     policy = f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
     name = one_line(navigation.name_episode(indexed[0].facts), navigation.MAX_NAME)
-    title = escape(name if len(indexed) == 1 else f"{len(indexed)} episodes, {name} and others")
+    title = escape(name if len(indexed) == 1 else f"{name} and {format_count(len(indexed) - 1, 'other episode')}")
     # The JSON must not hold the end tag of its element.
     stored = msgspec.json.encode(episodes).decode().replace("<", "\\u003c")
     body = "".join(
@@ -152,7 +153,7 @@ def _render_heading(transcript: EpisodeTranscript, data: dict[str, Any]) -> str:
         details.append(f"Advantages by {one_line(transcript.credit.title, 300)}.")
     steps = sum(0 <= step["index"] < count for step in data["held"])
     if steps < count:
-        details.append(f"The texts of {number(count - steps)} steps are not in this file.")
+        details.append(f"The texts of {format_count(count - steps, 'step')} are not in this file.")
     name = escape(one_line(navigation.name_episode(transcript.facts), navigation.MAX_NAME))
     words = f"<p>{escape(' '.join(details))}</p>" if details else ""
     return f'<header id="{_build_id(transcript)}"><h1>Episode {name}</h1>{head.render_head(transcript)}{words}</header>'
