@@ -280,9 +280,10 @@ def _change_parameters(changes: Mapping[str, Value]) -> dict[str, Any]:
     return {name: value for name, value in (present | dict(changes)).items() if value not in (None, "", [])}
 
 
-def anchor(text: str, target: str, *, key: str | None = None) -> str:
-    """Return HTML of a link with a plain text; the key `key` follows it."""
+def anchor(text: str, target: str, *, key: str | None = None, title: str | None = None) -> str:
+    """Return HTML of a link with a plain text, and with what the pointer shows; the key `key` follows it."""
     follows = f' data-key="{escape(key)}" title="key {escape(key)}"' if key else ""
+    follows += f' title="{escape(title)}"' if title else ""
     return f'<a href="{escape(target)}"{follows}>{escape(text)}</a>'
 
 

@@ -92,6 +92,9 @@ def test_a_deep_link_to_a_step_shows_its_heading_below_what_stays_on_the_screen(
         path = page.locator("h1.path")
         assert path.inner_text() == "Episode demo \u203a long_walk \u203a group \u203a rollout 0, round 0"
         assert path.evaluate("(path) => path.scrollWidth <= path.clientWidth && path.clientWidth < 480")
+        page.evaluate("document.querySelector('h1.path a').textContent = 'a_run_of_a_long_name_'.repeat(9)")
+        assert path.evaluate("(path) => path.offsetHeight < 40"), "a long name is cut, and the path keeps one line"
+        assert path.get_attribute("title") == "demo \u203a long_walk \u203a group \u203a rollout 0, round 0"
         link = path.get_by_role("link", name="long_walk")
         assert link.evaluate("(a) => parseFloat(getComputedStyle(a).textUnderlineOffset)") > 2, "underscores are seen"
 

@@ -155,14 +155,18 @@ def _build_path(facts: Row) -> str:
         (task, href(Page.EPISODES, run=run, task=task)),
         ("group", href(Page.GROUP, group=ids.to_text(facts["group_id"]))),
     ]
-    path = [anchor(one_line(str(name), navigation.MAX_NAME // 2), target) for name, target in steps]
+    path = [
+        anchor(one_line(str(name), navigation.MAX_NAME // 2), target, title=one_line(str(name), 300))
+        for name, target in steps
+    ]
     rollout = f"rollout {facts['rollout_index']}" + (f", attempt {facts['attempt']}" if facts["attempt"] else "")
     if facts["collection_round"] is not None:
         rollout += f", round {facts['collection_round']}"
     score, value = read_outcome(read, facts)
     separator = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
+    whole = escape(one_line(separator.join([*(str(name) for name, _ in steps), rollout]), 600))
     return (
-        f'<h1 class="path">Episode {separator.join([*path, escape(rollout)])}</h1>'
+        f'<h1 class="path" title="{whole}">Episode {separator.join([*path, escape(rollout)])}</h1>'
         f"<span>{escape(one_line(facts['status']))}</span><span>{escape(one_line(score, 40))} {number(value)}</span>"
     )
 
