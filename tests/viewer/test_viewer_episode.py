@@ -102,7 +102,7 @@ def test_an_episode_shows_its_scores_and_what_it_took(tmp_path: Path, monkeypatc
     lk = show(judged_lake(tmp_path), monkeypatch)
     at = open_page("episode", episode=episode_id(lk, "t", 0), step=0)
     shown = words(at)
-    for said in ("judge <b>0.25</b>", "really failed.", "Ground truth", '"answer": "42"'):
+    for said in ("judge <b>0.25</b>", "really failed.", "<b>Expected</b>", "42"):
         assert said in shown, said
     for said in ("duration <b>1 min 30 s</b>", "tokens <b>1,234 out</b>", "cost <b>0.5</b>"):
         assert said in shown, said
@@ -206,8 +206,8 @@ def test_the_bar_says_where_the_episode_belongs(lk: Lake) -> None:
     at = open_page("episode", episode=episode_id(lk, "mixed", 2))
     (bar,) = [e.proto.body for e in elements(at) if e.type == "html" and "trajlake-bar" in e.proto.body[:40]]
     for said in (
-        '<a href="/?run=demo">demo</a>',
-        '<a href="/episodes?run=demo&amp;task=mixed">mixed</a>',
+        '<a href="/?run=demo" title="demo">demo</a>',
+        '<a href="/episodes?run=demo&amp;task=mixed" title="mixed">mixed</a>',
         '<a href="/group?group=',
         "rollout 2, round 0",
         "<span>completed</span><span>outcome 0</span>",

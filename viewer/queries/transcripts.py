@@ -282,9 +282,8 @@ def list_terms(text: str) -> list[str]:
         terms = []
     if not 0 < len(terms) <= TERMS:
         return [text] if flat else []
-    # A term is in lower case; stored JSON may escape a capital letter.
-    hits = [re.search(re.escape(term), flat, re.IGNORECASE) for term in terms]
-    return [term if hit is None else hit[0] for term, hit in zip(terms, hits, strict=True)]
+    # A term is in lower case; stored JSON may escape a capital letter, so a term stays as it is written.
+    return [hit[0] if (hit := re.search(re.escape(term), flat, re.IGNORECASE)) else term for term in terms]
 
 
 def count_training_uses(lake: LakeReader, episode_id: int) -> pl.DataFrame:

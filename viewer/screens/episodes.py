@@ -9,10 +9,10 @@ from lake import ids
 from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit, describe_outdated, find_covering
 from lake.read.text_table import format_count
-from viewer import annotations, changed_data, download, filters, navigation, plain, tables
+from viewer import annotations, changed_data, download, filters, navigation, tables
 from viewer import components as ui
 from viewer.navigation import Page, anchor, change_address, get_int, get_parameter, href, remember_run
-from viewer.plain import chip, number, one_line, signed, visible, word
+from viewer.plain import chip, number, one_line, signed, word
 from viewer.queries import PAGE_ROWS, ListWindow, Row, episodes, runs, training, transcripts
 from viewer.queries import annotations as annotation_queries
 from viewer.queries.episodes import ORDERS
@@ -130,10 +130,6 @@ def show_episode() -> None:
             hidden = [
                 kind for kind, label in kinds.items() if not st.toggle(label, value=True, key=kind, bind="query-params")
             ]
-            ground_truth, _ = read(transcripts.read_document, episode_id, "ground_truth")
-            if ground_truth is not None:
-                st.markdown("**Ground truth**")
-                st.code(visible(plain.format_json(ground_truth)[: transcripts.JSON]), language="json", wrap_lines=True)
         ui.draw_link(Page.COMPARE, "Compare with siblings", "view_column", episode=ids.to_text(episode_id))
         download.draw_html_link(credit, episode=ids.to_text(episode_id))
         follows_step = annotations.draw_annotations(episode_id, get_int("step"))
@@ -151,20 +147,17 @@ def _build_path(facts: Row) -> str:
     """Return the path of an episode as HTML: run, task, group, rollout, status and outcome."""
     run, task = facts["run_id"], facts["task_id"]
     steps = [
-        (run, href(Page.RUNS, run=run)),
-        (task, href(Page.EPISODES, run=run, task=task)),
+        (str(run), href(Page.RUNS, run=run)),
+        (str(task), href(Page.EPISODES, run=run, task=task)),
         ("group", href(Page.GROUP, group=ids.to_text(facts["group_id"]))),
     ]
-    path = [
-        anchor(one_line(str(name), navigation.MAX_NAME // 2), target, title=one_line(str(name), 300))
-        for name, target in steps
-    ]
+    path = [anchor(one_line(name), target, title=one_line(name, 300)) for name, target in steps]
     rollout = f"rollout {facts['rollout_index']}" + (f", attempt {facts['attempt']}" if facts["attempt"] else "")
     if facts["collection_round"] is not None:
         rollout += f", round {facts['collection_round']}"
     score, value = read_outcome(read, facts)
     separator = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
-    whole = escape(one_line(separator.join([*(str(name) for name, _ in steps), rollout]), 600))
+    whole = escape(one_line(separator.join([*(name for name, _ in steps), rollout]), 600))
     return (
         f'<h1 class="path" title="{whole}">Episode {separator.join([*path, escape(rollout)])}</h1>'
         f"<span>{escape(one_line(facts['status']))}</span><span>{escape(one_line(score, 40))} {number(value)}</span>"

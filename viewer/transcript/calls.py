@@ -17,7 +17,7 @@ from viewer import plain
 from viewer.queries import Row
 from viewer.queries.transcripts import TEXT
 from viewer.transcript import rendering
-from viewer.transcript.blocks import extract_text
+from viewer.transcript.blocks import Block, list_message_blocks
 
 MAX_ROWS = 400
 """Maximum rows of a waterfall."""
@@ -70,31 +70,21 @@ def _list_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _describe_span(row: Row) -> dict[str, Any]:
-    """Return a span without a step, such as a judge's call, as `describe_call` does; messages come first."""
-    attributes = parse_json_object(row["attributes"])
-    if row["attributes"] and not attributes:
-        attributes = {"as the source recorded it": row["attributes"]}
+    """Return a span without a step, such as a judge's call, as `describe_call` does."""
+    attributes = parse_json_object(row["attributes"]) or {"as the source recorded it": row["attributes"]}
     facts = {"started": _format_time(row["started_at"]), "error": row["error"]}
-    messages, documents = [], []
+    texts = []
     for name, attribute in attributes.items():
+        label = plain.one_line(name)
         if isinstance(attribute, int | float):
-            facts[name] = str(attribute)
-        elif parts := _list_messages(attribute):
-            messages += [
-                (f"{name}: {plain.get_role(part)}", extract_text(part), plain.get_role(part)) for part in parts
-            ]
-        elif attribute:
-            documents.append((name, plain.format_json(attribute), ""))
-    texts = [
-        {
-            "label": plain.one_line(label),
-            "text": plain.visible(text[:MAX_TEXT]),
-            "html": rendering.render(text[:MAX_TEXT], rendering.detect(text[:MAX_TEXT], role)),
-            "length": len(text),
-        }
-        for label, text, role in messages + documents
-    ]
-    shown = _list_facts({plain.one_line(name): fact for name, fact in facts.items() if fact is not None})
+            facts[label] = str(attribute)
+            continue
+        parts = list_message_blocks(_list_messages(attribute), name)
+        if not parts and attribute:
+            text = plain.format_json(attribute)
+            parts = [Block(name, "message", "", text, len(text), rendering.detect(text))]
+        texts += [part.sent(MAX_TEXT) | {"label": f"{label} {part.label}"} for part in parts]
+    shown = _list_facts({name: fact for name, fact in facts.items() if fact is not None})
     return {"title": plain.one_line(row["name"] or row["kind"]), "facts": shown, "texts": texts}
 
 

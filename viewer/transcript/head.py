@@ -22,12 +22,12 @@ from viewer.transcript.view_model import EpisodeTranscript
 
 MAX_WORDS = 600
 """Maximum characters of the task, the answer and the expected answer."""
-MAX_REASON = 20_000
-"""Maximum characters of a reason, and of other texts in a fold."""
+MAX_WHOLE = rendering.MAX_OTHER
+"""Maximum characters of a text in a fold."""
 _REASONS, _LONGEST_BEGINNING, _SHORTEST_BEGINNING = 240, 110, 20
 """Characters of all reasons next to their scores, and of the beginning of one."""
-_REWARD_DETAILS = (("reward_info",), ("info", "reward_info"), ("test_result",), ("report",))
-"""Places in `extra` where formats store how an environment computed its reward."""
+_REWARD_DETAILS = ("reward_info", "test_result", "report")
+"""Keys of `extra`, or of its `info`, under which formats store how an environment computed its reward."""
 _SUCCESS = 1.0
 """Least outcome that counts as success unless the reader chooses another."""
 _EMPHASIS = re.compile(r"\*\*|`+|^#+ ", re.MULTILINE)
@@ -123,15 +123,10 @@ def _list_verdicts(transcript: EpisodeTranscript) -> Iterator[str]:
 
 def _find_reward_details(transcript: EpisodeTranscript) -> str | None:
     """Return the details of the environment's reward as JSON; None if the record has none."""
-    document, _ = transcript.read(transcripts.read_document, transcript.episode_id, "extra")
-    extra = parse_json_object(document)
-    for path in _REWARD_DETAILS:
-        details: Any = extra
-        for key in path:
-            details = details.get(key) if isinstance(details, dict) else None
-        if details:
-            return json.dumps(details, ensure_ascii=False)
-    return None
+    extra = parse_json_object(transcript.read(transcripts.read_document, transcript.episode_id, "extra")[0])
+    places = [place for place in (extra, extra.get("info")) if isinstance(place, dict)]
+    details = next((place[name] for place in places for name in _REWARD_DETAILS if place.get(name)), None)
+    return None if details is None else json.dumps(details, ensure_ascii=False)
 
 
 def _list_costs(transcript: EpisodeTranscript) -> Iterator[str]:
@@ -150,16 +145,7 @@ def _list_costs(transcript: EpisodeTranscript) -> Iterator[str]:
 def _render_figure(
     label: str, text: str, tone: str = "", reason: str | None = None, details: str | None = None, length: int = 0
 ) -> str:
-    """Return a figure with the beginning of its reason; a click opens all of the reason and its details.
-
-    Args:
-        label: the figure's name.
-        text: the figure.
-        tone: class of its colour.
-        reason: why it is so.
-        details: more about it, as JSON.
-        length: maximum characters of the beginning; 0 for none.
-    """
+    """Return a figure with at most `length` characters of its reason; a click opens all of it, and details as JSON."""
     name = f"{escape(one_line(label, 40))} <b>{escape(one_line(text))}</b>"
     if not reason and not details:
         return f'<span class="{tone}">{name}</span>'
@@ -174,10 +160,10 @@ def _render_whole(*texts: tuple[str, str]) -> str:
     """Return what a fold shows: texts, each as the transcript draws that of its role (`rendering.detect`)."""
     parts = []
     for text, role in texts:
-        cut = text[:MAX_REASON]
+        cut = text[:MAX_WHOLE]
         markup = rendering.render(cut, rendering.detect(cut, role))
         parts.append(
             f'<div class="drawn">{markup}</div>' if markup else f"<pre>{escape(visible(cut))}</pre>" * bool(cut)
         )
-        parts.append(f"<p>The first {MAX_REASON:,} of {len(text):,} characters.</p>" * (len(text) > MAX_REASON))
+        parts.append(f"<p>The first {MAX_WHOLE:,} of {len(text):,} characters.</p>" * (len(text) > MAX_WHOLE))
     return f'<div class="trajlake-transcript">{"".join(parts)}</div>'

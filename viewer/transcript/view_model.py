@@ -229,14 +229,7 @@ def list_badges(row: Row) -> list[outline.Mark]:
 def split_badges(
     step_blocks: Sequence[Block], badges: Sequence[outline.Mark]
 ) -> tuple[dict[str, list[outline.Mark]], list[outline.Mark]]:
-    """Return the badges that stand at each call, by its block, and the rest of the step's, for its message.
-
-    A result without a call, of an action in text, has the badge itself.
-
-    Args:
-        step_blocks: the blocks of the step.
-        badges: the marks of `list_badges`; a step with one call has its errors there.
-    """
+    """Return the badges of a step (`list_badges`) that stand at its calls or results, by their blocks, and the rest."""
     names = [block.name for block in step_blocks if block.kind == "call"]
     replies = {block.name.replace("result/", "call/"): block for block in step_blocks if block.kind == "result"}
     of_blocks: dict[str, list[outline.Mark]] = {name: [] for name in names}
