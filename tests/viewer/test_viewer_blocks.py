@@ -94,6 +94,8 @@ def test_a_state_alone_is_the_result_of_the_call_before_it() -> None:
         ("OBSERVATION: done", {}, None, False),
         ("File updated.", {"message_type": "observation"}, None, False),
         ("8.2", {}, "swe_agent", False),
+        ("Your proposed edit has introduced new syntax error(s). Retry.", {}, "swe_agent", True),
+        ("OBSERVATION:\n[No exact match found in a.py for\n```x```]", {}, None, True),
     ],
 )
 def test_an_observation_of_a_user_is_the_result_of_an_action_in_text(

@@ -36,6 +36,11 @@ _OBSERVATION = re.compile(r"\s*(?:OBSERVATION:|Observation:|<returncode>)")
 _EXIT_CODE = re.compile(
     r"\A\s*(?:<returncode>|Exit code:? |Process exited with code )(-?\d{1,10})\b|exit code (\d{1,10})\.?\]?\s*\Z"
 )
+_REFUSED_EDIT = re.compile(
+    r"\A\s*(?:OBSERVATION:\s*)?\[?"
+    "(?:Your proposed edit has introduced|No exact match found|No replacement was performed)"
+)
+"""Beginnings of what SWE-agent and OpenHands answer to an edit that they did not make."""
 THOUGHT = re.compile(r"\s*<think>([\s\S]*?)</think>\s*")
 """Reasoning that a model wrote at the beginning of its message."""
 
@@ -183,7 +188,7 @@ def _is_observation(message: Any, row: Row) -> bool:
 
 
 def _reports_failure(message: Any) -> bool:
-    """Return whether a result says that it is an error: as a field, in its first word, or as an exit code not 0."""
+    """Return whether a result says that it is an error: as a field, in its first words, or as an exit code not 0."""
     fields = message if isinstance(message, Mapping) else {}
     nested = [part for name in ("observation", "extras") if isinstance(part := fields.get(name), Mapping)]
     metadata = [part["metadata"] for part in nested if isinstance(part.get("metadata"), Mapping)]
@@ -191,7 +196,9 @@ def _reports_failure(message: Any) -> bool:
     codes += [int(match[1] or match[2]) for match in _EXIT_CODE.finditer(extract_text(message)[:TEXT])]
     if isinstance(flag := fields.get("is_error"), bool):
         return flag
-    return any(codes) or (plain.get_role(message) == "tool" and extract_text(message).startswith("Error"))
+    text = extract_text(message)
+    has_word = plain.get_role(message) == "tool" and text.startswith("Error")
+    return any(codes) or has_word or _REFUSED_EDIT.match(text) is not None
 
 
 def _build_column_block(row: Row, column: str, kind: Literal["state", "reasoning", "action"]) -> Block:
