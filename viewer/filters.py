@@ -164,6 +164,13 @@ def choose_outcome(run: str | None) -> str | None:
     return scorer
 
 
+def select_credit(covering: list[Covering], named: Credit | None) -> Credit | None:
+    """Return the credit of an address if it covers the subject, else the current one; None if neither does."""
+    if named is not None and named.series_id in {series.credit.series_id for series in covering}:
+        return named
+    return next((series.credit for series in covering if series.is_current), None)
+
+
 def choose_credit(covering: list[Covering], subject: str) -> Credit | None:
     """Draw the choice of a credit that covers the subject: that of the address, else the current one, is selected."""
     key = f"credit-{subject}"
@@ -178,12 +185,12 @@ def choose_credit(covering: list[Covering], subject: str) -> Credit | None:
         name, parameters = series.credit.text, describe_parameters(json.dumps(settings))
         options[name] = series.credit
         labels[name] = f"{'current: ' if series.is_current else ''}{parameters}  {series.ended_at:%d %b %H:%M}  {name}"
-    current = next((series.credit.text for series in covering if series.is_current), None)
     credit_name = get_parameter("credit")
     named = None if credit_name is None else read(training.look_up_credit, credit_name)
-    if named is not None and named.series_id in {series.credit.series_id for series in covering}:
+    selected = select_credit(covering, named)
+    current = None if selected is None else selected.text
+    if named is not None and selected is named:
         options, labels = {named.text: named} | options, {named.text: named.title} | labels
-        current = named.text
     elif credit_name is not None:
         st.warning(f"Credit {chip(credit_name)} does not cover this.", icon=":material/info:")
     if current is None and credit_name is None and (usual := read(training.look_up_credit)) is not None:

@@ -46,7 +46,11 @@ FIRST_PORT = 8501
 _MAX_PORTS = 50
 _PATIENCE = 60.0
 """Seconds to wait for the server before its address is printed anyway."""
-_ROUTES = {"/download": "viewer.download", "/transcript": "viewer.transcript.component"}
+_ROUTES = {
+    "/download": "viewer.download",
+    "/opening": "viewer.screens.episodes",
+    "/transcript": "viewer.transcript.component",
+}
 """Modules that answer a path, each with `answer_request`."""
 
 

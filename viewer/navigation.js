@@ -11,14 +11,20 @@
 //   data-opened   the id of what a row opens; it is put into the address left behind, where the list marks that row
 //   data-key      the key that follows the link from anywhere but a text field; ? lists these keys and the other ones
 
+// The next and the previous episode are shown in place at once (transcript/turn.js); Streamlit is told a moment later,
+// and what it draws is hidden until a run for that episode has ended. A reader who annotates goes Streamlit's way, because
+// the form and its keys are of the episode that Streamlit drew.
+
 // Streamlit remembers the theme that its menu chooses for the page that was loaded; here it is kept for all pages.
 //
-// Mounted with `run`, which differs from run to run of the script: what is there was drawn for the address once another
-// run has come than that from which a link led away, and has ended. Until it begins, the old page looks finished.
+// Mounted with `run`, which differs from run to run of the script, and the `episode` of its address: what is there was
+// drawn for the address once another run has come than that from which a link led away, and has ended. Until it begins, the
+// old page looks finished.
 // Mounted with `visit`, an address and a number, it goes there, once for each number.
 // Mounted with `here`, a name, the page is scrolled to where it stands, once for each name.
 
 const NAME = Symbol.for("trajlake.navigation");
+const TRANSCRIPT = Symbol.for("trajlake.transcript");
 const APP = "[data-testid=stApp]";
 const OURS = "[data-testid=stHtml], [data-testid=stMarkdown], .trajlake-transcript";
 const MENU = "[data-testid=stTopNavLink]";
@@ -26,6 +32,8 @@ const AS_OF = "as_of"; // of addresses: the older state that they show
 const CONNECTION = "data-test-connection-state";
 const AWAY_MS = 1500; // a connection that is lost for less is not worth a word
 const PATIENCE_MS = 60000;
+const AHEAD_MS = 150; // how long Streamlit waits for what the reader may open next
+const FOLLOWING = "trajlake-following";
 // What else hears keys, while it is on the page.
 const KEYS = {
   ".trajlake-transcript": { "j k": "next and previous step", Enter: "open the step", v: "conversation or outline", o: "open or close all", "/": "find in the episode" },
@@ -35,12 +43,15 @@ const THEME = "stActiveTheme-"; // of the keys in the browser's storage: then th
 
 export default function ({ data, parentElement }) {
   const state = (window[NAME] ??= start());
-  if (data.run && data.run !== state.run) Object.assign(state, { run: data.run, isLeft: false });
+  if (data.run && data.run !== state.run) {
+    Object.assign(state, { run: data.run, isLeft: state.ahead !== null && state.ahead !== data.episode });
+    settled(state).then(() => (window.requestIdleCallback ?? setTimeout)(() => expectTurns()));
+  }
   if (data.pages) state.pages = new Set(data.pages);
   if (data.command) state.command = data.command;
   if (data.visit && data.visit.number !== state.visited) {
     state.visited = data.visit.number;
-    visit(new URL(data.visit.target, location.href));
+    visit(new URL(data.visit.target, location.href), state);
   }
   if (data.here) showHere(state, data.here, parentElement);
 }
@@ -50,6 +61,8 @@ function start() {
     pages: new Set(),
     run: null,
     isLeft: true, // whether the address has changed since the run began
+    ahead: null, // the episode that is shown before Streamlit has drawn its page
+    turns: 0,
     isPressed: false,
     here: null,
     visited: null,
@@ -60,7 +73,11 @@ function start() {
   document.addEventListener("keydown", (event) => press(event, state), true);
   window.addEventListener("popstate", (event) => {
     state.isLeft = true;
-    if (event.isTrusted) showOpened(state);
+    if (!event.isTrusted) return;
+    showOpened(state);
+    const target = new URL(location.href);
+    if (canTurn(target)) turn(target, state, true);
+    else giveWay(state);
   });
   document.addEventListener("click", (event) => event.target.closest?.("[role=menuitemradio]") && keepTheme(state));
   const app = document.querySelector(APP);
@@ -87,12 +104,88 @@ function follow(event, state) {
   if (target.pathname !== location.pathname || link.dataset.key) {
     document.querySelector("[data-testid=stMain]")?.scrollTo(0, 0);
   }
-  visit(target);
+  if (canTurn(target)) turn(target, state);
+  else visit(target, state);
 }
 
-function visit(target) {
+function visit(target, state) {
+  giveWay(state);
   history.pushState({}, "", target);
+  tell();
+}
+
+function tell() {
   window.dispatchEvent(new PopStateEvent("popstate", { state: {} }));
+}
+
+function canTurn(target) {
+  const view = document[TRANSCRIPT];
+  if (!view?.root.isConnected || view.data.tells || target.pathname !== location.pathname) return false;
+  const episode = target.searchParams.get("episode");
+  return Boolean(episode) && episode !== view.episode && !target.searchParams.has("step");
+}
+
+// `isThere`: the browser's Back or Forward led there, which Streamlit knows.
+async function turn(target, state, isThere = false) {
+  const number = ++state.turns;
+  const view = document[TRANSCRIPT];
+  view.root.ariaBusy = "true";
+  if (isThere) document.body.classList.add(FOLLOWING); // Streamlit may be first
+  const answer = await view.opening(target);
+  if (number !== state.turns) return; // the reader has gone on
+  if (!answer || !canTurn(target)) return isThere ? giveWay(state) : visit(target, state);
+  Object.assign(state, { ahead: target.searchParams.get("episode"), isLeft: !isThere || state.isLeft });
+  document.body.classList.add(FOLLOWING);
+  if (!isThere) history.pushState({}, "", target);
+  document[TRANSCRIPT].turn(target, answer);
+  keepPlace(state, state.ahead);
+  await nextFrame();
+  await Promise.race([expectTurns(), pause(AHEAD_MS)]);
+  if (number !== state.turns) return;
+  if (!isThere) tell();
+  await land(state, number);
+}
+
+// Streamlit decides again what is shown: the reader leads it elsewhere.
+function giveWay(state) {
+  const number = ++state.turns;
+  if (document.body.classList.contains(FOLLOWING)) land(state, number);
+  state.ahead = null;
+  if (document[TRANSCRIPT]) document[TRANSCRIPT].isAhead = false;
+}
+
+// Shows what Streamlit drew around the conversation, once it is of the address.
+async function land(state, number) {
+  await settled(state);
+  await nextFrame(); // Streamlit's last elements
+  await nextFrame();
+  if (number !== state.turns) return;
+  Object.assign(state, { ahead: null, turns: state.turns + 1 });
+  document.body.classList.remove(FOLLOWING);
+  document[TRANSCRIPT].land();
+}
+
+// Reads ahead what n and p lead to.
+async function expectTurns() {
+  for (const link of ["n", "p"].map(linkOf)) {
+    const target = link && new URL(link.href, location.href);
+    if (target && canTurn(target)) await document[TRANSCRIPT].opening(target);
+  }
+}
+
+// What Streamlit draws above the conversation does not move it.
+async function keepPlace(state, episode) {
+  const top = ({ root, scroller }) => root.getBoundingClientRect().top + scroller.scrollTop;
+  let before = top(document[TRANSCRIPT]);
+  for (let isEnd = false; !isEnd; ) {
+    await nextFrame();
+    const view = document[TRANSCRIPT];
+    isEnd = state.ahead !== episode;
+    if (!view.root.isConnected || (isEnd && state.ahead !== null)) return;
+    const now = top(view);
+    view.scroller.scrollTop += now - before;
+    before = now;
+  }
 }
 
 // A key that is pressed while the page still changes waits for it, so that the link followed is the new page's.
@@ -103,7 +196,7 @@ async function press(event, state) {
   event.preventDefault();
   if (state.isPressed) return;
   state.isPressed = true;
-  await settled(state);
+  if (state.ahead === null && !state.isSettled()) await settled(state);
   state.isPressed = false;
   linkOf(event.key)?.click();
 }
@@ -111,7 +204,7 @@ async function press(event, state) {
 function showKeys() {
   const dialog = element("dialog", "trajlake-keys", element("h2", "", "Keys"));
   const list = element("dl", "");
-  const links = [...document.querySelectorAll("a[data-key]")].map((link) => [link.dataset.key, link.textContent.trim()]);
+  const links = shownLinks("a[data-key]").map((link) => [link.dataset.key, link.textContent.trim()]);
   const others = Object.entries(KEYS).flatMap(([part, keys]) => (document.querySelector(part) ? Object.entries(keys) : []));
   for (const [key, does] of [...others, ...links, ["?", "this list"], ["Esc", "close"]]) {
     list.append(element("dt", "", ...key.split(" ").flatMap((one) => [element("kbd", "", one), " "])), element("dd", "", does));
@@ -149,7 +242,11 @@ function element(tag, name, ...children) {
 }
 
 function linkOf(key) {
-  return document.querySelector(`a[data-key="${CSS.escape(key)}"]`);
+  return shownLinks(`a[data-key="${CSS.escape(key)}"]`)[0];
+}
+
+function shownLinks(selector) {
+  return [...document.querySelectorAll(selector)].filter((link) => link.getClientRects().length);
 }
 
 function isModified(event) {
@@ -182,6 +279,14 @@ async function showHere(state, here, place) {
 async function settled(state) {
   const end = Date.now() + PATIENCE_MS;
   do {
-    await new Promise((resolve) => setTimeout(resolve, 40));
+    await pause(40);
   } while (!state.isSettled() && Date.now() < end);
+}
+
+function pause(milliseconds) {
+  return new Promise((resolve) => setTimeout(resolve, milliseconds));
+}
+
+function nextFrame() {
+  return new Promise((resolve) => requestAnimationFrame(resolve));
 }

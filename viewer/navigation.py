@@ -189,6 +189,7 @@ def install(path: str) -> None:
     if (run := get_parameter("run")) is not None:
         remember_run(run)
     data: dict[str, Any] = {"pages": [_build_path(page) for page in Page], "run": str(time.time_ns())}
+    data["episode"] = get_parameter("episode")
     data["command"] = f"trajlake view {session.format_lake_option()}"
     if (target := st.session_state.pop(_VISIT, None)) is not None:
         st.session_state[_VISITS] = number = st.session_state.get(_VISITS, 0) + 1
@@ -265,9 +266,9 @@ def _encode_query(values: Mapping[str, Value], older: str | None) -> str:
     return f"?{urlencode(parameters, doseq=True)}" if parameters else ""
 
 
-def change_address(**parameters: Value) -> str:
-    """Return the present address with some parameters set, or removed (None)."""
-    return f"?{urlencode(_change_parameters(parameters), doseq=True)}"
+def change_address(present: Mapping[str, list[str]] | None = None, /, **parameters: Value) -> str:
+    """Return the present address, or that of other parameters, with some set, or removed (None)."""
+    return f"?{urlencode(_change_parameters(parameters, present), doseq=True)}"
 
 
 def go(**parameters: Value) -> None:
@@ -275,9 +276,10 @@ def go(**parameters: Value) -> None:
     st.query_params.from_dict(_change_parameters(parameters))
 
 
-def _change_parameters(changes: Mapping[str, Value]) -> dict[str, Any]:
-    present = {name: st.query_params.get_all(name) for name in st.query_params}
-    return {name: value for name, value in (present | dict(changes)).items() if value not in (None, "", [])}
+def _change_parameters(changes: Mapping[str, Value], present: Mapping[str, list[str]] | None = None) -> dict[str, Any]:
+    if present is None:
+        present = {name: st.query_params.get_all(name) for name in st.query_params}
+    return {name: value for name, value in {**present, **changes}.items() if value not in (None, "", [])}
 
 
 def anchor(text: str, target: str, *, key: str | None = None, title: str | None = None) -> str:

@@ -27,6 +27,11 @@ def running(browsed: Viewer) -> Viewer:
     return browsed
 
 
+def stands_at(page: Any, place: str) -> None:
+    """Wait until the bar tells this place in the list; Streamlit's own bar may lie hidden below it."""
+    page.get_by_text(place).filter(visible=True).wait_for()
+
+
 def episode_text(lk: Lake, task: str, index: int, round_: int = 0) -> str:
     query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? AND collection_round = ?"
     return ids.to_text(lk.sql(query, [task, index, round_]).item())
@@ -127,13 +132,63 @@ def test_from_runs_to_a_step_and_back_without_a_mouse(page: Any, lk: Lake) -> No
 
 def test_keys_walk_the_filtered_list(page: Any, lk: Lake) -> None:
     go(page, f"/episode?episode={episode_text(lk, 'mixed', 0)}&list=task%3Dmixed%26round%3D0", "Episode")
-    page.get_by_text("1 of 4 episodes").wait_for()
+    stands_at(page, "1 of 4 episodes")
     page.keyboard.press("n")
-    page.get_by_text("2 of 4 episodes").wait_for()
+    stands_at(page, "2 of 4 episodes")
     page.keyboard.press("n")  # the page may still be at work: the key waits for it
-    page.get_by_text("3 of 4 episodes").wait_for()
+    stands_at(page, "3 of 4 episodes")
     page.keyboard.press("p")
-    page.get_by_text("2 of 4 episodes").wait_for()
+    stands_at(page, "2 of 4 episodes")
+
+
+# Notes in each frame which drawing of which conversation is shown, the rollout of the visible bar, and whether the parts
+# that Streamlit draws for an episode are visible.
+_WATCH = """() => {
+  window.frames = [];
+  const look = () => {
+    const view = document[Symbol.for("trajlake.transcript")];
+    const bars = [...document.querySelectorAll(".trajlake-bar .path")].filter((bar) => bar.getClientRects().length);
+    const controls = getComputedStyle(document.querySelector(".st-key-episode-controls")).visibility === "visible";
+    view.drawing ??= frames.length;
+    const rollouts = bars.map((bar) => bar.textContent.match(/rollout (\\d+)/)[1]);
+    frames.push([view.drawing, view.episode, rollouts.join(), controls]);
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
+_TEXT = "document.querySelector('.trajlake-transcript').textContent"
+
+
+def test_the_next_episode_is_drawn_once_and_nothing_of_the_one_before_stands_beside_it(page: Any, lk: Lake) -> None:
+    first, second = (episode_text(lk, "mixed", rollout) for rollout in (0, 1))
+    go(page, f"/episode?episode={first}&list=task%3Dmixed%26round%3D0", "Episode")
+    page.wait_for_timeout(500)
+    page.evaluate(_WATCH)
+    page.keyboard.press("n")
+    stands_at(page, "2 of 4 episodes")
+    assert address(page)["episode"] == second
+    page.wait_for_function("frames.at(-1)[3]")
+    frames = page.evaluate("frames")
+    assert {(episode, rollout) for _, episode, rollout, _ in frames} == {(first, "0"), (second, "1")}
+    of_second = [(drawing, controls) for drawing, episode, _, controls in frames if episode == second]
+    assert len({drawing for drawing, _ in of_second}) == 1
+    assert not of_second[0][1], "the credit and the details are of the first one until Streamlit has drawn them anew"
+    shown = page.evaluate(_TEXT)
+    page.reload()
+    settled(page, "Episode")
+    assert page.evaluate(_TEXT) == shown
+    page.go_back()
+    stands_at(page, "1 of 4 episodes")
+    assert address(page)["episode"] == first
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_without_an_answer_for_the_next_episode_streamlit_draws_it(page: Any, lk: Lake, status: int) -> None:
+    page.route("**/opening?*", lambda route: route.fulfill(status=status))
+    go(page, f"/episode?episode={episode_text(lk, 'mixed', 0)}&list=task%3Dmixed%26round%3D0", "Episode")
+    page.keyboard.press("n")
+    stands_at(page, "2 of 4 episodes")
+    assert address(page)["episode"] == episode_text(lk, "mixed", 1)
 
 
 @pytest.mark.slow("filters that are typed write the address and come back from it")

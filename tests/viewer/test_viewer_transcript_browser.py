@@ -451,6 +451,13 @@ def test_answers_are_for_own_pages_and_of_versions_that_the_page_named(page: Any
     assert status(address.replace(of, "0" * 13)) == 410
     assert status(address.replace(episode, "0" * 13)) == 404
     assert status(address.replace(episode, "nonsense")) == 400
+    opening = address.replace("/transcript?", "/opening?")
+    assert status(opening) == 200
+    for wrong, code in ((of, 410), (episode, 404)):
+        with pytest.raises(HTTPError) as refused, urlopen(opening.replace(wrong, "0" * 13)):
+            pass
+        with refused.value:
+            assert (refused.value.code, lk.uri in refused.value.read().decode()) == (code, True)
 
 
 @pytest.mark.slow("find marks what it found, and says of how many steps it is")

@@ -1,9 +1,15 @@
 """The list of episodes and the page of one episode: facts, scores, and the transcript with the ledger of its credit."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from html import escape
+from typing import Any
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
+from starlette.requests import Request
+from starlette.responses import Response
 
 from lake import ids
 from lake.errors import TrajlakeError
@@ -18,7 +24,7 @@ from viewer.queries import annotations as annotation_queries
 from viewer.queries.episodes import ORDERS
 from viewer.session import read
 from viewer.transcript import component, head, outline, view_model
-from viewer.transcript.view_model import EpisodeTranscript, read_outcome
+from viewer.transcript.view_model import EpisodeTranscript
 
 _TOLD_COLUMNS = {
     "request": tables.excerpt("Task", "The first text of the user."),
@@ -117,7 +123,8 @@ def show_episode() -> None:
     if facts is None:
         ui.end_with_not_found(changed_data.describe_deleted_episodes([episode_id]), Page.EPISODES, "All episodes")
     remember_run(facts["run_id"])
-    ui.draw_bar(f"{_build_path(facts)}{_build_list_links(episode_id)}")
+    episode = EpisodeTranscript(read, href, facts, None)
+    ui.draw_bar(_build_path(episode) + _build_list_links(episode, get_parameter(filters.LIST), change_address))
     top = st.container()
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="episode-controls"):
         covering = read(find_covering, episode_id=episode_id)
@@ -133,29 +140,53 @@ def show_episode() -> None:
         ui.draw_link(Page.COMPARE, "Compare with siblings", "view_column", episode=ids.to_text(episode_id))
         download.draw_html_link(credit, episode=ids.to_text(episode_id))
         follows_step = annotations.draw_annotations(episode_id, get_int("step"))
-    transcript = EpisodeTranscript(read, href, facts, credit)
+    transcript = replace(episode, credit=credit)
     top.html(f"<style>{head.STYLE}</style>{head.render_head(transcript)}")
-    _draw_related(facts)
-    if credit is not None and (changed := read(describe_outdated, credit, episode_id=episode_id)) is not None:
-        changed_data.draw_stale_warning(changed)
-    window, selected = _choose_window(facts)
+    # A container that is always there: what it holds does not move the transcript to another place of the script.
+    with st.container(key="episode-notes"):
+        _draw_related(facts)
+        if credit is not None and (changed := read(describe_outdated, credit, episode_id=episode_id)) is not None:
+            changed_data.draw_stale_warning(changed)
+        window, selected = _choose_window(facts)
     find = filters.read_carried_filter()[0].text or ""
     component.draw_transcript(transcript, window, selected, hidden, reruns=follows_step, find=find)
 
 
-def _build_path(facts: Row) -> str:
+def answer_request(request: Request) -> Response:
+    """Answer with what an episode's page shows first: the bar, the head and the conversation.
+
+    The address has the parameters of the page, and `of` (`component.answer_about_episode`).
+    """
+    packed = request.query_params.get(filters.LIST)
+    parameters = {name: request.query_params.getlist(name) for name in request.query_params if name != "of"}
+
+    def describe(episode: EpisodeTranscript) -> dict[str, Any]:
+        covering = episode.read(find_covering, episode_id=episode.episode_id)
+        transcript = replace(episode, credit=filters.select_credit(covering, episode.credit))
+        return {
+            "bar": _build_path(episode) + _build_list_links(episode, packed, partial(change_address, parameters)),
+            "head": head.render_head(transcript),
+            "credit": transcript.credit_name,
+            "lines": view_model.describe_lines(transcript, ListWindow(view_model.MAX_LINES), None),
+        }
+
+    return component.answer_about_episode(request, describe)
+
+
+def _build_path(episode: EpisodeTranscript) -> str:
     """Return the path of an episode as HTML: run, task, group, rollout, status and outcome."""
+    facts, link = episode.facts, episode.link
     run, task = facts["run_id"], facts["task_id"]
     steps = [
-        (str(run), href(Page.RUNS, run=run)),
-        (str(task), href(Page.EPISODES, run=run, task=task)),
-        ("group", href(Page.GROUP, group=ids.to_text(facts["group_id"]))),
+        (str(run), link(Page.RUNS, run=run)),
+        (str(task), link(Page.EPISODES, run=run, task=task)),
+        ("group", link(Page.GROUP, group=ids.to_text(facts["group_id"]))),
     ]
     path = [anchor(one_line(name), target, title=one_line(name, 300)) for name, target in steps]
     rollout = f"rollout {facts['rollout_index']}" + (f", attempt {facts['attempt']}" if facts["attempt"] else "")
     if facts["collection_round"] is not None:
         rollout += f", round {facts['collection_round']}"
-    score, value = read_outcome(read, facts)
+    score, value = episode.outcome
     separator = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
     whole = escape(one_line(separator.join([*(name for name, _ in steps), rollout]), 600))
     return (
@@ -164,41 +195,50 @@ def _build_path(facts: Row) -> str:
     )
 
 
-def _build_list_links(episode_id: int) -> str:
-    """Return the links to the reader's list and to the previous and next episode in it, as HTML."""
-    episode_filter, order = filters.read_carried_filter()
+def _build_list_links(episode: EpisodeTranscript, packed: str | None, change: Callable[..., str]) -> str:
+    """Return the links to the reader's list and to the previous and next episode in it, as HTML.
+
+    Args:
+        episode: the episode.
+        packed: the list (`filters.pack_filter`).
+        change: function from parameters to the page's address with these changed (`navigation.change_address`).
+    """
+    read, link, episode_id = episode.read, episode.link, episode.episode_id
+    episode_filter, order = filters.unpack_filter(packed)
     try:
         position = read(episodes.find_position, episode_filter, order, episode_id)
     except TrajlakeError:
         # The address holds a search or SQL with a fault; the page of the list explains the fault.
-        back = href(Page.EPISODES, **filters.build_parameters(episode_filter, order))
+        back = link(Page.EPISODES, **filters.build_parameters(episode_filter, order))
         return f'<span class="turn">{anchor("The list of this address cannot be read", back)}</span>'
     page = None if position is None or position.position <= PAGE_ROWS else (position.position - 1) // PAGE_ROWS + 1
     parameters = filters.build_parameters(episode_filter, order) | {tables.OPENED: ids.to_text(episode_id)}
-    back = anchor("Back to the list", href(Page.EPISODES, page=page, **parameters))
+    back = anchor("Back to the list", link(Page.EPISODES, page=page, **parameters))
     if episode_filter.unlabelled is not None:
         queue = read(annotation_queries.read_queue, episode_filter, order, episode_id)
         progress = f"{queue.unlabelled:,} of {queue.total:,} left to label"
-        return _join_list_links(back, queue.previous, queue.next, progress)
+        return _join_list_links(back, queue.previous, queue.next, progress, change)
     if position is None:
         return f'<span class="turn">{back} This episode is not in the filtered list.</span>'
     filtered = f" that match{'es' if position.total == 1 else ''} the filter" if episode_filter.narrows else ""
     label = f"{position.position:,} of {format_count(position.total, 'episode')}{filtered}"
-    return _join_list_links(back, position.previous, position.next, label)
+    return _join_list_links(back, position.previous, position.next, label, change)
 
 
-def _join_list_links(back: str, previous: int | None, following: int | None, progress: str) -> str:
+def _join_list_links(
+    back: str, previous: int | None, following: int | None, progress: str, change: Callable[..., str]
+) -> str:
     """Return the link back, the neighbours, and the position between them, as HTML."""
-    before = _link_neighbour("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", previous, "p")
-    after = _link_neighbour("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", following, "n")
+    before = _link_neighbour("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", previous, "p", change)
+    after = _link_neighbour("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", following, "n", change)
     return f'<span class="turn">{back} {before} {after} <span>{escape(progress)}</span></span>'
 
 
-def _link_neighbour(label: str, target: int | None, key: str) -> str:
+def _link_neighbour(label: str, target: int | None, key: str, change: Callable[..., str]) -> str:
     """Return a link to another episode of the list that keeps the reader's other choices."""
     if target is None:
         return f"<span>{escape(label)}</span>"
-    return anchor(label, change_address(episode=ids.to_text(target), step=None), key=key)
+    return anchor(label, change(episode=ids.to_text(target), step=None), key=key)
 
 
 def _draw_facts(facts: Row) -> None:

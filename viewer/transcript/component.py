@@ -6,8 +6,9 @@ versions (`of`, from `ViewedLake.name_versions`), the episode, the credit and th
 (`viewer.transcript.view_model.answer_questions`). The response is JSON, which the page draws as text nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
@@ -52,8 +53,10 @@ def draw_transcript(
     data = view_model.describe_lines(transcript, window, selected)
     episode, credit = ids.to_text(transcript.episode_id), transcript.credit_name
     asks = PATH + build_query(of=session.get_session().name_versions(), episode=episode, credit=credit)
+    # In the order of turn.js: a transcript with the same text is not drawn again.
     data |= {"hidden": hidden, "address": change_address(step=None), "asks": asks, "tells": reruns, "find": find}
-    key = f"transcript-{data['name']}"
+    # The same for all episodes: the page may show the next one before the script has drawn it (turn.js).
+    key = "transcript"
 
     def open_step() -> None:
         st.query_params["step"] = str(st.session_state[key]["step"])
@@ -63,7 +66,12 @@ def draw_transcript(
 
 
 def answer_request(request: Request) -> Response:
-    """Answer a question about a transcript.
+    """Answer a question about a transcript."""
+    return answer_about_episode(request, lambda transcript: answer_questions(transcript, request.query_params))
+
+
+def answer_about_episode(request: Request, describe: Callable[[EpisodeTranscript], dict[str, Any]]) -> Response:
+    """Answer a request with what `describe` says of the transcript that its address names.
 
     Status 403: another site's page asks. 410: this process does not know the versions, and the page then asks for its
     data anew. 404: the versions do not hold the episode. 400: an id is invalid, or the lake cannot be read.
@@ -74,13 +82,18 @@ def answer_request(request: Request) -> Response:
     try:
         reader = session.get_viewed_lake().find_reader(parameters.get("of", ""))
         if reader is None:
-            return Response(status_code=410, headers=_HEADERS)
+            return _refuse(410, "this server has not named these versions; load the page of the episode again")
         link = partial(navigation.build_address, parameters.get("as_of"))
         episode_id = ids.from_text(parameters.get("episode", ""))
         transcript = load_transcript(reader.read, link, episode_id, parameters.get("credit"))
         if transcript is None:
-            return Response(status_code=404, headers=_HEADERS)
-        answers = answer_questions(transcript, parameters)
-        return Response(msgspec.json.encode(answers), 200, _HEADERS, "application/json")
+            advice = "choose one of /episodes, or load the page again for the newest state"
+            return _refuse(404, f"these versions hold no episode {ids.to_text(episode_id)}; {advice}")
+        return Response(msgspec.json.encode(describe(transcript)), 200, _HEADERS, "application/json")
     except (TrajlakeError, ValueError) as error:
-        return Response(f"{error}\n", 400, _HEADERS, "text/plain")
+        return _refuse(400, str(error))
+
+
+def _refuse(status: int, reason: str) -> Response:
+    lake = session.format_lake_option().replace("--lake ", "")
+    return Response(f"{lake}: {reason}\n", status, _HEADERS, "text/plain")

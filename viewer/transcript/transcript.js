@@ -15,14 +15,27 @@ const KEPT = 400;
 const SPOKEN_OF = { selected: null, ready: [], tells: false };
 
 export default function mount({ parentElement, data, setTriggerValue }) {
-  const text = JSON.stringify({ ...data, ...SPOKEN_OF });
+  const text = textOf(data);
   const present = parentElement[VIEW];
+  const again = () => mount({ parentElement, data, setTriggerValue });
+  // Streamlit still draws the episode before: the reader is at the next one.
+  if (present?.isAhead && present.root.isConnected && present.data.name !== data.name) {
+    present.again = again;
+    return;
+  }
   const isHere = present?.text === text && present.root.isConnected && !present.isElsewhere(data);
   const view = isHere ? present : new Transcript(parentElement, data, text, present);
-  Object.assign(view, { data, lost: () => setTriggerValue("lost", true), tell: (step) => setTriggerValue("step", step) });
+  Object.assign(view, { data, again, isAhead: false, lost: () => setTriggerValue("lost", true), tell: (step) => setTriggerValue("step", step) });
   parentElement[VIEW] = view;
-  if (!isHere) view.start();
+  if (!isHere) {
+    uncover();
+    view.start();
+  }
   view.tellStep();
+}
+
+function textOf(data) {
+  return JSON.stringify({ ...data, ...SPOKEN_OF });
 }
 
 class Transcript {
@@ -63,6 +76,24 @@ class Transcript {
     this.layout();
     document[VIEW] = this;
     keys();
+  }
+
+  get episode() {
+    return new URL(this.data.asks, location.href).searchParams.get("episode");
+  }
+
+  opening(target) {
+    return opening(this, target);
+  }
+
+  turn(target, answer) {
+    turn(this, target, answer);
+  }
+
+  // Streamlit has drawn the page of the address, and gives the same data only once.
+  land() {
+    uncover();
+    if (this.episode !== new URL(location.href).searchParams.get("episode")) this.again();
   }
 
   // Whether data speak of a step that is neither the one opened last nor the one that they spoke of before.

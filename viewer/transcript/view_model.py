@@ -377,7 +377,7 @@ READY = 5
 _FOLDER = Path(__file__).parent
 _SCRIPTS = (
     *("transcript.js", "conversation.js", "asking.js", "line.js", "body.js", "text.js", "find.js", "overview.js"),
-    *("tokens.js", "calls.js"),
+    *("tokens.js", "calls.js", "turn.js"),
 )
 STYLE = (_FOLDER / "transcript.css").read_text()
 
