@@ -1,7 +1,6 @@
 // Find in all steps and in the messages before and after them, unopened ones included: the server tells which hold the
 // text; the page marks it where it is drawn.
 
-const TYPING_MS = 250;
 const MOST_MARKS = 500;
 const MOST_TERMS = 20;
 const FOUND = "trajlake-found";
@@ -17,15 +16,17 @@ function findField(view) {
   view.findNext = button("Next hit", "Go to the next step with the text (Enter in the field)");
   view.findNext.hidden = true;
   view.findNext.onclick = () => goToFound(view, 1);
-  let typing;
-  field.oninput = () => {
-    clearTimeout(typing);
-    typing = setTimeout(() => ask(view, field.value), TYPING_MS);
+  // One question at a time: letters that are typed before its answer are asked for together.
+  let isAsking = false;
+  field.oninput = async () => {
+    if (isAsking) return;
+    isAsking = true;
+    for (let text = null; text !== field.value; ) await ask(view, (text = field.value));
+    isAsking = false;
   };
   field.onkeydown = (event) => {
     if (event.key === "Escape") field.blur();
     if (event.key !== "Enter") return;
-    clearTimeout(typing);
     if (view.needle === field.value) goToFound(view, event.shiftKey ? -1 : 1);
     else ask(view, field.value);
   };
