@@ -121,8 +121,9 @@ function tell() {
 function canTurn(target) {
   const view = document[TRANSCRIPT];
   if (!view?.root.isConnected || view.data.tells || target.pathname !== location.pathname) return false;
-  const episode = target.searchParams.get("episode");
-  return Boolean(episode) && episode !== view.episode && !target.searchParams.has("step");
+  const [wanted, here] = [target, new URL(view.data.address, location.href)].map((url) => url.searchParams);
+  if (wanted.has("step") || (view.data.find && wanted.get("list") !== here.get("list"))) return false;
+  return Boolean(wanted.get("episode")) && wanted.get("episode") !== view.episode;
 }
 
 // `isThere`: the browser's Back or Forward led there, which Streamlit knows.
@@ -156,7 +157,8 @@ function giveWay(state) {
 
 // Shows what Streamlit drew around the conversation, once it is of the address.
 async function land(state, number) {
-  await settled(state);
+  do await settled(state);
+  while (number === state.turns && !state.isSettled()); // the server may be away for long
   await nextFrame(); // Streamlit's last elements
   await nextFrame();
   if (number !== state.turns) return;

@@ -19,7 +19,7 @@ export default function mount({ parentElement, data, setTriggerValue }) {
   const present = parentElement[VIEW];
   const again = () => mount({ parentElement, data, setTriggerValue });
   // Streamlit still draws the episode before: the reader is at the next one.
-  if (present?.isAhead && present.root.isConnected && present.data.name !== data.name) {
+  if (present?.isAhead && present.root.isConnected && present.episode !== episodeOf(data)) {
     present.again = again;
     return;
   }
@@ -32,6 +32,10 @@ export default function mount({ parentElement, data, setTriggerValue }) {
     view.start();
   }
   view.tellStep();
+}
+
+function episodeOf({ asks }) {
+  return new URL(asks, location.href).searchParams.get("episode");
 }
 
 function textOf(data) {
@@ -79,7 +83,7 @@ class Transcript {
   }
 
   get episode() {
-    return new URL(this.data.asks, location.href).searchParams.get("episode");
+    return episodeOf(this.data);
   }
 
   opening(target) {
@@ -93,7 +97,7 @@ class Transcript {
   // Streamlit has drawn the page of the address, and gives the same data only once.
   land() {
     uncover();
-    if (this.episode !== new URL(location.href).searchParams.get("episode")) this.again();
+    if (this.root.isConnected && this.episode !== new URL(location.href).searchParams.get("episode")) this.again();
   }
 
   // Whether data speak of a step that is neither the one opened last nor the one that they spoke of before.
