@@ -21,8 +21,11 @@ function findField(view) {
   field.oninput = async () => {
     if (isAsking) return;
     isAsking = true;
-    for (let text = null; text !== field.value; ) await ask(view, (text = field.value));
-    isAsking = false;
+    try {
+      for (let text = null; text !== field.value; ) await ask(view, (text = field.value));
+    } finally {
+      isAsking = false;
+    }
   };
   field.onkeydown = (event) => {
     if (event.key === "Escape") field.blur();
