@@ -31,6 +31,7 @@ _REWARD_DETAILS = ("reward_info", "test_result", "report")
 _SUCCESS = 1.0
 """Least outcome that counts as success unless the reader chooses another."""
 _EMPHASIS = re.compile(r"\*\*|`+|^#+ ", re.MULTILINE)
+_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\([^()\s]{1,2000}\)")
 STYLE = """
 .trajlake-head { position: relative; font-size: 0.92rem; line-height: 1.4; }
 .trajlake-head .says { display: flex; gap: 0.6rem; margin: 0; font-size: 1rem; }
@@ -67,8 +68,12 @@ def describe_words(transcript: EpisodeTranscript) -> tuple[str, str]:
     first = transcript.read(transcripts.read_text, transcript.episode_id, 0, "state", MAX_WORDS)
     ends = ((transcript.episode_id, transcript.count),)
     answers = transcript.read(read_answers, ends, 4 * MAX_WORDS)["answer"]
-    answer = _EMPHASIS.sub("", next(iter(answers), ""))
-    return one_line(find_task(transcript.before, first), MAX_WORDS), one_line(answer, MAX_WORDS)
+    return _read_words(find_task(transcript.before, first)), _read_words(next(iter(answers), ""))
+
+
+def _read_words(text: str) -> str:
+    """Return the beginning of a text in one line, without the signs of Markdown and the addresses of its links."""
+    return one_line(_EMPHASIS.sub("", _LINK.sub(r"\1", text[: 4 * MAX_WORDS])), MAX_WORDS)
 
 
 def render_head(transcript: EpisodeTranscript) -> str:
