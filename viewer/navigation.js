@@ -36,7 +36,7 @@ const AHEAD_MS = 150; // how long Streamlit waits for what the reader may open n
 const FOLLOWING = "trajlake-following";
 // What else hears keys, while it is on the page.
 const KEYS = {
-  ".trajlake-transcript": { "j k": "next and previous step", Enter: "open the step", v: "conversation or outline", o: "open or close all", "/": "find in the episode" },
+  ".trajlake-transcript": { "j k": "next and previous step", Enter: "open the step", v: "conversation or outline", o: "open or close all", "/": "find in the episode", "Home End": "first and last message" },
   ".st-key-query": { "Ctrl+Enter": "run the query", "Ctrl+Space": "list names", "Tab Enter": "take a name" },
 };
 const THEME = "stActiveTheme-"; // of the keys in the browser's storage: then the path that was loaded, then a version

@@ -207,6 +207,12 @@ def test_an_episode_opens_as_a_conversation_and_a_switch_keeps_the_step(page: An
             " speech.getBoundingClientRect().top > 0 && speech.getBoundingClientRect().top < innerHeight)"
         )
         assert nodes(page) < NODES
+    page.evaluate("document.activeElement.blur()")
+    main = "document.querySelector('[data-testid=stMain]')"
+    for key, end in (("End", f"{main}.scrollHeight - {main}.clientHeight"), ("Home", "0")):
+        page.keyboard.press(key)
+        page.wait_for_timeout(800)
+        assert page.evaluate(f"Math.abs({main}.scrollTop - ({end}))") < 60, key
     page.get_by_role("button", name="Outline").click()
     go(page, lk, "short", view="")
     assert page.locator(".trajlake-transcript.conversation").count() == 0, "the browser remembers the choice"

@@ -236,6 +236,13 @@ class Transcript {
     row.firstChild.focus({ preventScroll: true });
   }
 
+  // To the last line, which stays on the screen while those above it are drawn.
+  toEnd() {
+    const last = this.order.at(-1);
+    this.reveal(last)?.scrollIntoView({ block: "start" });
+    this.pinned = last;
+  }
+
   toggle(index, isOpen = !this.opened.has(index)) {
     if (isOpen) this.opened.add(index);
     else this.opened.delete(index);
@@ -361,6 +368,8 @@ function keys() {
       o: () => view.bar.querySelector(".all-open").click(),
       v: () => view.switchView(),
       "/": () => view.root.querySelector("input").focus(),
+      End: () => view.toEnd(),
+      Home: () => (view.scroller ?? document.scrollingElement).scrollTo(0, 0),
     };
     if (!actions[event.key]) return;
     event.preventDefault();
