@@ -125,7 +125,7 @@ def test_from_what_changed_to_the_two_transcripts_and_back(page: Any) -> None:
     page.get_by_label("A: run").click()
     page.get_by_role("option", name="long").click()
     page.wait_for_url("**a_run=long*")
-    page.get_by_text("No episodes in").or_(page.get_by_text("8 episodes of 1 tasks")).first.wait_for()
+    page.get_by_text("No episodes in").or_(page.get_by_text("8 episodes of 1 task")).first.wait_for()
 
 
 @pytest.mark.slow("an anchor leads to its groups and their steps in a browser")
