@@ -41,19 +41,29 @@ REJECT_ORDERS = build_sort_terms("reason", "source_uri", "position", "source_for
 """Columns that may order rejects."""
 
 
+_FIRST_ROUND, _LAST_ROUND = (
+    f"TRY_CAST(TRY(coalesce(parameters ->> '$.plan.round', counts ->> '$.{name}_round')) AS BIGINT)"
+    for name in ("first", "last")
+)
+"""SQL of the rounds that a job names in its plan or its counts."""
+
+
 def read_jobs(
     lake: LakeReader, kind: str | None, status: str | None, window: ListWindow, sort: Sort | None = None
 ) -> pl.DataFrame:
-    """Return a page of the jobs, by default the newest first, with first_round and last_round (`read_job_rounds`)."""
+    """Return a page of the jobs, by default the newest first, with the rounds that each names itself.
+
+    `read_job_rounds` also knows the rounds of what a job read, which takes a look at all groups.
+    """
     where, params = _build_conditions(kind=kind, status=status)
     query = f"""
         SELECT job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped,
+               {_FIRST_ROUND} AS first_round, {_LAST_ROUND} AS last_round,
                left(error, {EXCERPT}) AS error
         FROM job_runs WHERE {where}
         ORDER BY {order_by(sort, JOB_ORDERS, "started_at DESC, job_id")} LIMIT $limit OFFSET $offset
         """
-    jobs = lake.sql(query, params | window.params())
-    return jobs.join(read_job_rounds(lake, jobs["job_id"].to_list()), on="job_id", how="left", maintain_order="left")
+    return lake.sql(query, params | window.params())
 
 
 _READS = dict.fromkeys(("scores", "credit_groups", "selections", "ratios"), "group_id") | {
@@ -72,16 +82,14 @@ def read_job_rounds(lake: LakeReader, job_ids: Sequence[int]) -> pl.DataFrame:
     reads = " UNION ".join(f"SELECT job_id, {group} FROM {table} WHERE {mine}" for table, group in _READS.items())
     query = f"""
         WITH wrote AS (
-            SELECT job_id, run_id, parameters ->> '$.plan.round' AS planned, counts ->> '$.first_round' AS first_count,
-                   counts ->> '$.last_round' AS last_count, count(*) OVER (PARTITION BY run_id) AS writers
+            SELECT job_id, run_id, {_FIRST_ROUND} AS first_round, {_LAST_ROUND} AS last_round,
+                   count(*) OVER (PARTITION BY run_id) AS writers
             FROM job_runs WHERE kind IN ('collect', 'ingest', 'record') AND run_id IS NOT NULL
         ),
         rounds AS (
-            SELECT job_id, unnest([TRY_CAST(coalesce(planned, first_count) AS BIGINT),
-                                   TRY_CAST(coalesce(planned, last_count) AS BIGINT)]) AS round
-            FROM wrote WHERE {mine}
+            SELECT job_id, unnest([first_round, last_round]) AS round FROM wrote WHERE {mine}
             UNION ALL SELECT DISTINCT job_id, collection_round FROM wrote JOIN episodes USING (run_id)
-            WHERE {mine} AND writers = 1 AND planned IS NULL
+            WHERE {mine} AND writers = 1 AND first_round IS NULL
             UNION ALL SELECT job_id, collection_round FROM ({reads})
             JOIN (SELECT DISTINCT group_id, collection_round FROM episodes) USING (group_id)
             UNION ALL SELECT DISTINCT job_id, collection_round FROM trained_batches JOIN episodes USING (episode_id)

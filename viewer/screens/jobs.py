@@ -16,7 +16,9 @@ _JOB_COLUMNS = {
     "name": tables.text("Name", "Estimator, scorer, reward, loss or source of the job."),
     "status": tables.text("Status", "Not ended: running or killed."),
     "run_id": tables.text("Run"),
-    "rounds": tables.text("Rounds", "Collection rounds that it collected, or whose episodes it read; of all its runs."),
+    "rounds": tables.text(
+        "Rounds", "Collection rounds that it recorded; the page of a job also has those that it read."
+    ),
     "started_at": tables.time("Started (UTC)"),
     "seconds": tables.value("Seconds", digits=1),
     "rows_in": tables.value("Rows in"),
@@ -122,11 +124,14 @@ def _draw_facts(job: Row) -> None:
             ui.draw_link(Page.RUNS, "Its run", "monitoring", run=job["run_id"])
         if job["kind"] == "train":
             ui.draw_link(Page.TRAINING, "Metrics and batches", "model_training", job=ids.to_text(job["job_id"]))
+    of_job = read(lineage.read_job_rounds, (job["job_id"],))
+    rounds = of_job.select(_ROUNDS).item() if of_job.height else "unknown"
     ui.draw_facts(
         ("Rows in", number(job["rows_in"])),
         ("Rows out", number(job["rows_out"])),
         ("Dropped", number(job["rows_dropped"])),
         ("Seconds", number(job["seconds"], 1)),
+        ("Rounds", rounds, "Collection rounds that it collected, or whose episodes it read; of all its runs."),
     )
     started = f"Started {job['started_at']:%Y-%m-%d %H:%M:%S} UTC"
     ended = f", ended {job['ended_at']:%Y-%m-%d %H:%M:%S} UTC" if job["ended_at"] else ", not ended: running or killed"
