@@ -358,6 +358,15 @@ function keys() {
   for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) {
     document.addEventListener(kind, () => (document[VIEW].pinned = null), { passive: true, capture: true });
   }
+  // What a fold of the head shows lies above the page, until Escape or a click elsewhere.
+  for (const kind of ["click", "keydown"]) {
+    document.addEventListener(kind, ({ key, target }) => {
+      for (const fold of document.querySelectorAll(".trajlake-head .fold[open]")) {
+        if (key === "Escape" && fold.contains(document.activeElement)) fold.firstChild.focus();
+        if (key === "Escape" || (!key && !fold.contains(target))) fold.open = false;
+      }
+    });
+  }
   document.addEventListener("keydown", (event) => {
     const view = document[VIEW];
     const isTyping = event.target.closest?.("input, textarea, select, [contenteditable=true]");
