@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viewer.queries.transcripts import TEXT
+from viewer.queries.transcripts import LONG_REASONING, TEXT
 from viewer.transcript import blocks
 from viewer.transcript.blocks import Block
 from viewer.transcript.outline import FAILED
@@ -138,11 +138,14 @@ def test_messages_that_are_the_state_are_not_shown_twice() -> None:
     assert named(block_list) == {"context/0": "Less of it.", "state": "More of it.", "action": "go"}
 
 
-def test_long_output_of_tools_and_system_prompts_are_folded() -> None:
+def test_long_output_of_tools_long_reasoning_and_system_prompts_are_folded() -> None:
     long = "y" * (blocks.LONG_OUTPUT + 1)
     (state, _) = blocks.list_step_blocks(step(state=long, state_role="tool", action="go"), [])
     (short, _) = blocks.list_step_blocks(step(state="y", state_role="tool", action="go"), [])
     assert (state.is_folded, short.is_folded) == (True, False)
+    thoughts = ["y" * length for length in (LONG_REASONING, LONG_REASONING + 1)]
+    folds = [blocks.list_step_blocks(step(reasoning=thought, action="go"), [])[-2] for thought in thoughts]
+    assert [thought.is_folded for thought in folds] == [False, True]
     messages = [{"role": "system", "content": "Be good."}, {"role": "user", "content": "Go."}]
     assert [block.is_folded for block in blocks.list_message_blocks(messages, "before")] == [True, False]
 

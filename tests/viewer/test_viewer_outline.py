@@ -37,6 +37,7 @@ def spans(began: list[float | None], took: list[float | None]) -> list[tuple[flo
         (None, None, "go left"),
         ("f", '{"command": "ls\\n-la", "n": 2}', "command: ls -la, n: 2"),
         ("f", '{"cut', '{"cut'),
+        ("f", '{"path": "a.py", "text": "x = \\"1\\"\\n  cut', 'path: a.py, text: x = "1" cut'),
         ("f", "[1, 2]", "[1, 2]"),
         ("f", None, ""),
     ],
@@ -93,6 +94,24 @@ def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_
         assert [
             [mark[:2] for mark in outline.list_reply_faults(row)] for row in frame.iter_rows(named=True)
         ] == messages
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        {"role": "tool", "content": "No exact match found for `x`."},
+        {"role": "tool", "content": "It did not run.", "is_error": True},
+    ],
+)
+def test_a_line_tells_of_a_failed_call_that_is_not_the_last(tmp_path: Path, failure: dict[str, Any]) -> None:
+    record = rollout("t", 0, 0.0, num_steps=3)
+    quoted = {"role": "tool", "content": json.dumps({"is_error": True})}
+    record.steps[1].context = [failure, {"role": "tool", "content": "Done."}]
+    record.steps[2].context = [quoted, {"role": "tool", "content": "Done."}]
+    lk = build_lake(tmp_path, [record])
+    listed = transcripts.read_outline(lk.snapshot(), only_episode(lk), ALL)
+    faults = [outline.list_reply_faults(row) for row in listed.iter_rows(named=True)]
+    assert faults == [[outline.FAILED], [], []]
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,8 @@ from viewer.queries.episodes import build_message_texts_sql
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
+LONG_REASONING = 1500
+"""Longest reasoning that is not folded."""
 DOCUMENT = 8_000_000
 """Characters of a JSON document with messages or calls that is parsed; a longer one is shown as text."""
 JSON = 200_000
@@ -50,6 +52,10 @@ TERMS = 20
 UPDATES = 20
 """Updates of a training run that are listed."""
 
+REFUSED_EDIT = "(?:Your proposed edit has introduced|No exact match found|No replacement was performed)"
+"""Beginnings of what SWE-agent and OpenHands answer to an edit that they did not make."""
+_REFUSAL = rf"^\s*(?:OBSERVATION:\s*)?\[?{REFUSED_EDIT}"
+_FAILURE = rf'"is_error": ?true|"exit_code": ?-?[1-9]|"content": ?"\[?{REFUSED_EDIT}'
 _INCOMING = f"""CASE
             WHEN context LIKE '"blob:%' THEN coalesce((
                 SELECT if(count BETWEEN 1 AND {plain.MAX_ELEMENTS}, count, 1)::INTEGER FROM (
@@ -173,6 +179,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
     `tool` and `arguments` are of the first of `calls` tool calls. Steps with the same action have the same `doing`.
     `number` counts the messages of the steps before, and `incoming` those between the last decision and this one.
     `said` and `replied` are the characters of a step's texts and of the reply, from which the page estimates a height.
+    `reply_is_error` is also true where the result of any call says that it failed.
     """
     query = f"""
         WITH counted AS (SELECT *, {_INCOMING} AS incoming FROM steps WHERE episode_id = $episode),
@@ -180,16 +187,20 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
             SELECT *, (sum(incoming + 1) OVER (ORDER BY step_index) - incoming - 1)::INTEGER AS number,
                    state_role IN ('tool', 'function') OR (state_role = 'user' AND step_index > 0) AS is_reply,
                    coalesce(length(state), 0) AS heard,
+                   lead(is_reply AND regexp_matches(left(coalesce(state, ''), $head), $refusal)
+                        OR regexp_matches(coalesce(context, ''), $failure)) OVER (ORDER BY step_index) AS has_failure,
                    coalesce(lead(if(is_reply, heard, 0)) OVER (ORDER BY step_index), 0)::INTEGER AS replied,
-                   (least(coalesce(length(action), 0), {TEXT}) + least(coalesce(length(reasoning), 0), {TEXT})
+                   (least(coalesce(length(action), 0), {TEXT})
+                    + if(length(reasoning) > {LONG_REASONING}, {HEAD} * 2, coalesce(length(reasoning), 0))
                     + least(coalesce(length(tool_calls), 0), {TEXT})
                     + if(is_reply OR incoming = 0, 0, least(heard, {TEXT})))::INTEGER AS said,
                    if(json_valid(tool_calls) AND tool_calls NOT LIKE '"blob:%', tool_calls, NULL) AS called
             FROM counted ORDER BY step_index LIMIT $limit OFFSET $offset
         )
         SELECT m.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
-               is_empty_state(state_hash) AS state_is_empty, r.is_error AS reply_is_error,
-               r.is_empty AS reply_is_empty, agent_id, number, incoming, said, replied, left(action, $head) AS action,
+               is_empty_state(state_hash) AS state_is_empty,
+               r.is_error OR has_failure AS reply_is_error, r.is_empty AS reply_is_empty, agent_id, number, incoming,
+               said, replied, left(action, $head) AS action,
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
                left(coalesce(called ->> '$[0].function.arguments', called ->> '$[0].arguments'), $head) AS arguments,
                coalesce(if(json_type(called) = 'ARRAY', json_array_length(called), NULL), 0)::INTEGER AS calls,
@@ -197,7 +208,8 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         FROM mine AS m LEFT JOIN {build_replies_sql("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index
         """
-    return lake.sql(query, {"episode": episode_id, "head": HEAD} | window.params())
+    patterns = {"refusal": _REFUSAL, "failure": _FAILURE}
+    return lake.sql(query, {"episode": episode_id, "head": HEAD} | patterns | window.params())
 
 
 def read_reward_scale(lake: LakeReader, episode_id: int) -> tuple[float, bool]:

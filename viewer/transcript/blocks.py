@@ -18,7 +18,7 @@ from typing import Any, Literal
 from viewer import plain
 from viewer.queries import Row
 from viewer.queries.episodes import DEMONSTRATION
-from viewer.queries.transcripts import TEXT
+from viewer.queries.transcripts import LONG_REASONING, REFUSED_EDIT, TEXT
 from viewer.transcript import rendering
 from viewer.transcript.rendering import RESULT_ROLES, Kind
 
@@ -36,11 +36,7 @@ _OBSERVATION = re.compile(r"\s*(?:OBSERVATION:|Observation:|<returncode>)")
 _EXIT_CODE = re.compile(
     r"\A\s*(?:<returncode>|Exit code:? |Process exited with code )(-?\d{1,10})\b|exit code (\d{1,10})\.?\]?\s*\Z"
 )
-_REFUSED_EDIT = re.compile(
-    r"\A\s*(?:OBSERVATION:\s*)?\[?"
-    "(?:Your proposed edit has introduced|No exact match found|No replacement was performed)"
-)
-"""Beginnings of what SWE-agent and OpenHands answer to an edit that they did not make."""
+_REFUSED_EDIT = re.compile(rf"\A\s*(?:OBSERVATION:\s*)?\[?{REFUSED_EDIT}")
 THOUGHT = re.compile(r"\s*<think>([\s\S]*?)</think>\s*")
 """Reasoning that a model wrote at the beginning of its message."""
 
@@ -95,7 +91,8 @@ def list_step_blocks(
     blocks = list(_list_incoming_blocks(row, previous, earlier))
     reasoning, action = row["reasoning"], row["action"]
     if reasoning:
-        blocks.append(_build_column_block(row, "reasoning", "reasoning"))
+        is_folded = row["reasoning_length"] > LONG_REASONING
+        blocks.append(replace(_build_column_block(row, "reasoning", "reasoning"), is_folded=is_folded))
     if action or not row["tool_calls"]:
         block = _build_column_block(row, "action", "action")
         thought = THOUGHT.match(block.text)

@@ -4,7 +4,7 @@
 const VIEWS = ["conversation", "outline"];
 const STORED_VIEW = "trajlake.view";
 const PREVIEW = 160;
-// A folded output shows its first lines.
+// A folded output, and folded reasoning, show their first lines.
 const PREVIEW_LINES = 4;
 const PREVIEW_OUTPUT = 600;
 const ESCAPES = /\\x1b\[[0-9;?]*[A-Za-z]/g;
@@ -133,7 +133,7 @@ function messageBlock(view, index, block, name) {
 }
 
 function beginningOf(block) {
-  if (block.kind !== "result" && roleOf(block) !== "tool") return block.text.slice(0, PREVIEW);
+  if (!["result", "reasoning"].includes(block.kind) && roleOf(block) !== "tool") return block.text.slice(0, PREVIEW);
   const lines = block.text.slice(0, PREVIEW_OUTPUT).replace(ESCAPES, "").split("\n");
   return lines.filter((line) => line.trim()).slice(0, PREVIEW_LINES).join("\n");
 }

@@ -6,6 +6,7 @@ value is the word `unknown` and a dashed line; a 0 is the digit and the bare cen
 
 import json
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +75,7 @@ EMPTY_REPLY, FROM_EMPTY_REPLY = "empty reply", "came from an empty reply"
 """Labels of marks of a reply without a text."""
 Mark = tuple[str, str, str | None]
 """A label, its colour's name (`transcript.css`), and its explanation."""
-FAILED: Mark = ("failed: error", "red", "The reply, which is the state of the next step, is an error text.")
+FAILED: Mark = ("failed: error", "red", "The reply, or the result of a call, says that it is an error.")
 
 FLAGS: dict[str, Mark] = {
     "dead_group": ("dead group", "orange", "All scored siblings scored the same: A_E is exactly 0."),
@@ -280,12 +281,12 @@ def describe_action(row: Row) -> str:
     """Return the action of a step in one line: the arguments of its first call, else its text."""
     if row["tool"] is None:
         return plain.one_line(row["action"] or "", MAX_LINE)
-    try:
-        values = json.loads(row["arguments"] or "")
-    except (ValueError, RecursionError):
-        values = None
+    written, values = row["arguments"] or "", None
+    for end in ("", '"}'):  # the excerpt may be cut within a text
+        with suppress(ValueError, RecursionError):
+            values = values or json.loads(written + end)
     if not isinstance(values, Mapping):
-        return plain.one_line(row["arguments"] or "", MAX_LINE)
+        return plain.one_line(written, MAX_LINE)
     arguments = (f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items())
     return plain.one_line(", ".join(arguments), MAX_LINE)
 
