@@ -1,6 +1,7 @@
 """The transcript in a real browser, as a conversation and as an outline: light however long, and harmless."""
 
 import base64
+import json
 import re
 import struct
 import zlib
@@ -80,6 +81,8 @@ def walk() -> EpisodeRecord:
     record.steps[900].tool_calls = [{"id": "log", "function": {"name": "log", "arguments": "{}"}}]
     lines = "\n\n".join(f"line {number}" for number in range(200))
     record.steps[901].context = [{"role": "tool", "tool_call_id": "log", "content": lines}]
+    code = {"code": "\n".join(f"print({number})" for number in range(100))}
+    record.steps[800].tool_calls = [{"function": {"name": "run", "arguments": json.dumps(code)}}]
     for step in record.steps[600:690:2]:
         step.reasoning = "A long thought. " * 150
     return record
@@ -245,6 +248,33 @@ def test_what_is_read_stays_in_place_and_folded_output_shows_its_first_lines(pag
     assert preview.get_attribute("data-text").splitlines() == [f"line {number}" for number in range(4)]
     assert 50 < preview.bounding_box()["height"] < 90
     assert nodes(page) < NODES
+    go(page, lk, "walk", view="conversation", step=660)
+    thought = line(page, 660).locator("details.reasoning:not([open]) > summary .preview")
+    thought.wait_for()
+    assert 50 < thought.bounding_box()["height"] < 90
+
+
+def test_the_wheel_moves_the_page_over_a_long_box_whose_lines_a_button_shows(page: Any, lk: Lake) -> None:
+    """The bar above stays in one row under long names, and the toolbar below it."""
+    go(page, lk, "walk", view="conversation", step=800)
+    box, whole = line(page, 800).locator(".cut"), line(page, 800).get_by_role("button", name="all 100 lines")
+    whole.wait_for()
+    assert box.evaluate("box => box.scrollHeight > 2 * box.clientHeight")
+    box.hover()
+    before = top_of(page, 800)
+    page.mouse.wheel(0, 200)
+    page.wait_for_timeout(300)
+    assert abs(before - top_of(page, 800) - 200) < 5
+    assert box.evaluate("box => box.scrollTop") == 0
+    page.locator(".trajlake-bar h1 a").first.evaluate("link => { link.textContent = 'a_long_name_'.repeat(12); }")
+    page.wait_for_timeout(300)
+    bar, tools = (page.locator(name).bounding_box() for name in (".st-key-bar", ".trajlake-transcript .toolbar"))
+    assert bar["height"] < 50
+    assert bar["y"] + bar["height"] <= tools["y"] + 3
+    assert page.locator(".trajlake-bar h1 a").nth(1).bounding_box()["width"] > 20
+    whole.click()
+    line(page, 800).get_by_role("button", name="fewer lines").wait_for()
+    assert line(page, 800).locator(".whole").evaluate("box => box.scrollHeight <= box.clientHeight + 1")
 
 
 def test_a_conversation_shows_each_message_once_and_harmless(page: Any, lk: Lake) -> None:
@@ -260,6 +290,17 @@ def test_a_conversation_shows_each_message_once_and_harmless(page: Any, lk: Lake
     assert system.locator(".text").is_visible()
     texts = page.locator(".trajlake-transcript .list")
     texts.get_by_text("It ran.", exact=True).wait_for()
+    # The buttons of a text stand neither on it nor on the text before.
+    places = texts.locator(".block[open]:has(> .tools button)").evaluate_all(
+        """blocks => blocks.map((block) => {
+            const [tools, text] = [block.querySelector(".tools"), block.querySelector(".text")];
+            const before = block.previousElementSibling?.querySelector(":scope > .text");
+            const [{ top, bottom }, below] = [tools.getBoundingClientRect(), text.getBoundingClientRect().top];
+            return [bottom <= below + 2, !before || top >= before.getBoundingClientRect().bottom - 2];
+        })"""
+    )
+    assert len(places) > 4
+    assert all(map(all, places)), places
     assert texts.get_by_text("It ran.", exact=True).count() == 1
     shown_text = texts.inner_text()
     assert f"<script>{MARK}</script>" in shown_text
@@ -309,7 +350,16 @@ def test_step_0_is_on_a_small_screen_below_what_six_scorers_say(page: Any, lk: L
     figure = page.locator(".trajlake-head .fold", has_text="a_judge_of_quality_5")
     figure.get_by_text("The 5th reason is short.").first.wait_for()
     figure.locator("summary").click()
-    figure.locator(".drawn", has_text="The 5th reason is short.").wait_for()
+    reason = figure.locator(".drawn", has_text="The 5th reason is short.")
+    reason.wait_for()
+    reason.click()
+    assert reason.is_visible()
+    page.keyboard.press("Escape")
+    assert not reason.is_visible()
+    figure.locator("summary").click()
+    reason.wait_for()
+    page.locator(".trajlake-head .task").click()
+    assert not reason.is_visible()
     page.set_viewport_size(VIEWPORT)
     page.locator(".trajlake-head .expected", has_text="the chest").wait_for()
     assert page.locator(".trajlake-head").bounding_box()["height"] <= 130
@@ -474,6 +524,13 @@ def test_find_reaches_steps_that_are_not_open(page: Any, lk: Lake) -> None:
     on_screen(page, 700)
     opened(page, 700).get_by_text("A needle in a haystack.").wait_for()
     page.wait_for_function("() => CSS.highlights.get('trajlake-found')?.size === 1")
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => !CSS.highlights.get('trajlake-found')")
+    field = "document.activeElement === document.querySelector('.trajlake-transcript input')"
+    assert page.locator(".find .status").inner_text() == page.get_by_label("Find in the episode").input_value() == ""
+    assert page.evaluate(field)
+    page.keyboard.press("Escape")
+    assert not page.evaluate(field)
     page.get_by_label("Find in the episode").fill("nowhere at all")
     page.get_by_text("nowhere in this episode").wait_for()
 

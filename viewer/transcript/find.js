@@ -28,7 +28,12 @@ function findField(view) {
     }
   };
   field.onkeydown = (event) => {
-    if (event.key === "Escape") field.blur();
+    if (event.key === "Escape") {
+      event.preventDefault();
+      if (!field.value) return field.blur();
+      field.value = "";
+      field.oninput();
+    }
     if (event.key !== "Enter") return;
     if (view.needle === field.value) goToFound(view, event.shiftKey ? -1 : 1);
     else ask(view, field.value);
@@ -103,8 +108,10 @@ function highlight(view) {
   }
   CSS.highlights.set(FOUND, new Highlight(...ranges));
   for (const range of ranges) {
-    const block = range.startContainer.parentElement.closest("details");
+    const { parentElement: place } = range.startContainer;
+    const block = place.closest("details");
     if (block) block.open = true;
+    place.closest(BOXES)?.classList.add("whole");
   }
 }
 
