@@ -131,7 +131,8 @@ def test_calls_times_and_judges_are_shown_as_recorded(page: Any, lk: Lake) -> No
     page.get_by_text("1 of 1 place").wait_for()
     page.locator("[data-step='-1'] .texts").get_by_text("needle_in_front").wait_for()
 
-    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")  # empties the field
+    page.keyboard.press("Escape")  # leaves it
     page.keyboard.press("?")
     keys = page.get_by_role("dialog")
     assert {"j", "k", "/", "p", "?"} <= set(keys.locator("kbd").all_inner_texts())
