@@ -94,6 +94,8 @@ def test_a_state_alone_is_the_result_of_the_call_before_it() -> None:
         ("OBSERVATION: done", {}, None, False),
         ("File updated.", {"message_type": "observation"}, None, False),
         ("8.2", {}, "swe_agent", False),
+        ("src", {"observation": "run", "extras": {"exit_code": 0}}, "openhands", False),
+        ("No such tool.", {"observation": "error"}, "openhands", True),
         ("Your proposed edit has introduced new syntax error(s). Retry.", {}, "swe_agent", True),
         ("OBSERVATION:\n[No exact match found in a.py for\n```x```]", {}, None, True),
     ],
@@ -108,7 +110,7 @@ def test_an_observation_of_a_user_is_the_result_of_an_action_in_text(
     (incoming, *_) = blocks.list_step_blocks(step(action="stop", context=[message]), [], row)
     assert incoming.is_repeated
     assert blocks.match_results(row, [{"role": "user", "content": "Now the next task."}]) == (
-        {0: 0} if source else {}
+        {0: 0} if source == "swe_agent" else {}
     ), "people speak between the steps of other agents"
     assert blocks.match_results(None, [message]) == {}, "before the first step it is the task"
 

@@ -180,7 +180,9 @@ def _is_observation(message: Any, row: Row) -> bool:
     """Return whether a message after a step is its result in the role of a user."""
     if plain.get_role(message) != "user":
         return False
-    is_marked = _get_string(message, "message_type") == "observation" or row.get("source_format") in _ACTING_IN_TEXT
+    # OpenHands of before 2025 names what it observed; its calls have no ids.
+    is_marked = _get_string(message, "message_type") == "observation" or _get_string(message, "observation") != ""
+    is_marked = is_marked or row.get("source_format") in _ACTING_IN_TEXT
     return is_marked or _OBSERVATION.match(extract_text(message)) is not None
 
 
@@ -195,6 +197,7 @@ def _reports_failure(message: Any) -> bool:
         return flag
     text = extract_text(message)
     has_word = plain.get_role(message) == "tool" and text.startswith("Error")
+    has_word = has_word or fields.get("observation") == "error"
     return any(codes) or has_word or _REFUSED_EDIT.match(text) is not None
 
 
