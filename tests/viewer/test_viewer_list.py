@@ -38,6 +38,9 @@ MESSAGES: dict[str, Any] = {
         {"role": "user", "content": "We're currently solving the following issue.\nISSUE:\nA colon is missing."},
     ],
     "issue": [{"role": "user", "content": "<uploaded_files>\n/x\n</uploaded_files>\n<pr_description>\nIt fails."}],
+    "resolver": [
+        {"role": "user", "content": "Please fix the following issue for the repository in /x.\n\n# Problem Statement\nNo."}
+    ],
     "parts": [{"role": "user", "content": [{"type": "text", "text": "look at"}, {"type": "text", "text": "this"}]}],
     "only harness": [{"role": "user", "content": "<reminder>be kind"}],
     "hostile": [{"role": "user", "content": HTML}],
@@ -50,6 +53,7 @@ EXPECTED = {
     "harness": "make a joke",
     "demo": "A colon is missing.",
     "issue": "It fails.",
+    "resolver": "No.",
     "parts": "look at this",
     "only harness": "<reminder>be kind",
     "hostile": HTML,
@@ -100,7 +104,7 @@ def test_a_row_has_the_first_text_of_the_user_and_the_last_action(lk: Lake) -> N
         said = ANSWERS.get(row["task_id"], (said,))[-1]
         assert (row["task_id"], row["request"], row["answer"]) == (row["task_id"], EXPECTED[row["task_id"]], said)
         assert row["seconds"] == list(MESSAGES).index(row["task_id"])
-        if row["task_id"] in ("harness", "demo", "issue"):
+        if row["task_id"] in ("harness", "demo", "issue", "resolver"):
             assert head.find_task(blocks.merge_demonstrations(MESSAGES[row["task_id"]]), None) == row["request"], (
                 "the head"
             )

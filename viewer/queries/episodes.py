@@ -329,7 +329,10 @@ DEMONSTRATION = "Here is a demonstration of how to "
 """Beginning of the example that SWE-agent puts in front of the task."""
 PREAMBLE = rf"^\s*(?:<[a-z][\w-]*[ >]|# AGENTS\.md|Caveat: The messages below|{DEMONSTRATION})"
 """Pattern of user messages that tools write before the user's own: environments, instructions, demonstrations."""
-ISSUE_FRAME = r"(?s)^\s*(?:<uploaded_files>|We're currently solving ).{0,999}?(?:ISSUE:|<(?:pr|issue)_description>)\s*"
+ISSUE_FRAME = (
+    r"(?s)^\s*(?:<uploaded_files>|We're currently solving |Please fix the following issue ).{0,999}?"
+    r"(?:ISSUE:|# Problem Statement|<(?:pr|issue)_description>)\s*"
+)
 """Pattern of the sentences that SWE-agent and OpenHands write in front of an issue."""
 
 
