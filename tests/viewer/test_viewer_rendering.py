@@ -288,6 +288,11 @@ def test_a_file_that_a_tool_read_has_its_numbers_in_a_gutter() -> None:
     assert page.by_class["gutter"] == ["1", "2", "3"]
     assert page.by_class["meta"] == ["[File: /repo/tests/colon.py (3 lines total)]", "(Open file: /repo)"]
     assert page.by_class["hl-name"] == ["f"], "the language is that of the path in the first line"
+    for text in ("     1\u2192import os", "    17\u2192import os\n\n<system-reminder>"):
+        page = Page(render(text, "code", "python"))
+        assert page.by_class["gutter"] == [text.split("\u2192")[0].strip()]
+        assert page.by_class["hl-keyword"] == ["import "]
+    assert "gutter" not in Page(render("8:30 is the time", "code")).by_class
     assert find_language('{"file_path": "/a/b.tsx"}') == "tsx"
     assert find_language('{"file_path": "/a/b.exe"}') == find_language("[]") == find_language("x") == ""
     assert Page(render("import os", "code", "python")).by_class["hl-keyword"] == ["import "]

@@ -452,6 +452,8 @@ def _draw_code(code: str, language: str, budget: _Budget) -> str:
 
 def _count_numbered(lines: Sequence[str]) -> float:
     """Return the share of the lines that begin with a number, rising by 1 from one to the next."""
+    if re.match(" +\\d{1,7}\u2192", lines[0]):
+        return 1.0  # This form is that of Claude Code alone; its file may have one line.
     numbers = [int(match[1]) for line in lines if (match := _NUMBERED.match(line))]
     rises = sum(after == before + 1 for before, after in pairwise(numbers))
     return rises / max(len(lines) - 1, 2)
