@@ -96,6 +96,7 @@ def test_a_state_alone_is_the_result_of_the_call_before_it() -> None:
         ("8.2", {}, "swe_agent", False),
         ("src", {"observation": "run", "extras": {"exit_code": 0}}, "openhands", False),
         ("No such tool.", {"observation": "error"}, "openhands", True),
+        ("ERROR:\nNo replacement was performed.", {"observation": "edit"}, "openhands", True),
         ("Your proposed edit has introduced new syntax error(s). Retry.", {}, "swe_agent", True),
         ("OBSERVATION:\n[No exact match found in a.py for\n```x```]", {}, None, True),
     ],

@@ -36,7 +36,7 @@ _OBSERVATION = re.compile(r"\s*(?:OBSERVATION:|Observation:|<returncode>)")
 _EXIT_CODE = re.compile(
     r"\A\s*(?:<returncode>|Exit code:? |Process exited with code )(-?\d{1,10})\b|exit code (\d{1,10})\.?\]?\s*\Z"
 )
-_REFUSED_EDIT = re.compile(rf"\A\s*(?:OBSERVATION:\s*)?\[?{REFUSED_EDIT}")
+_REFUSED_EDIT = re.compile(rf"\A\s*(?:OBSERVATION:\s*|ERROR:\s*)?\[?{REFUSED_EDIT}")
 THOUGHT = re.compile(r"\s*<think>([\s\S]*?)</think>\s*")
 """Reasoning that a model wrote at the beginning of its message."""
 
