@@ -142,7 +142,8 @@ def _list_costs(transcript: EpisodeTranscript) -> Iterator[str]:
     if known_tokens:
         yield _render_figure("tokens", known_tokens)
     if facts["seconds"] is not None:
-        yield _render_figure("duration", plain.seconds(facts["seconds"]))
+        explanation = "From the first time in the record to the last, which may come after the last step."
+        yield f'<span title="{explanation}">{_render_figure("duration", plain.seconds(facts["seconds"]))}</span>'
     if facts["cost"] is not None:
         yield _render_figure("cost", number(facts["cost"], 4))
 
