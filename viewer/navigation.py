@@ -24,7 +24,7 @@ from lake import ids
 from lake.documents import parse_json_object
 from lake.tables import STATUSES
 from viewer import session
-from viewer.plain import one_line
+from viewer.plain import name_rollout, one_line
 from viewer.queries import Row
 from viewer.queries.episodes import FIELDS, FieldKind
 from viewer.queries.groups import Signal
@@ -52,6 +52,8 @@ _NAMING = {
 
 def name_episode(facts: Row) -> str:
     """Name an episode by run, task and rollout, then round and attempt where there are several."""
+    if (index := facts.get("rollout_index")) is not None:
+        facts = facts | {"rollout_index": name_rollout(index)}
     names = ("run_id", "task_id", "rollout_index")
     return _join_names(facts, names, round=facts.get("collection_round"), attempt=facts.get("attempt") or None)
 

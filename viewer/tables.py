@@ -23,7 +23,7 @@ from lake.cli.options import format_ids
 from viewer.components import warn_of_missing
 from viewer.navigation import Page, change_address, get_parameter
 from viewer.navigation import href as build_href
-from viewer.plain import chip, format_aligned, number, one_line, seconds, signed
+from viewer.plain import chip, format_aligned, name_rollout, number, one_line, seconds, signed
 from viewer.queries import Row, Sort
 
 CELL = 400
@@ -69,6 +69,8 @@ class TableColumn:
     """Pattern of the parts of its texts that are marked."""
     under: str | None = None
     """The column below which it is drawn in small type, if the table has that; a number then has its label."""
+    is_rollout: bool = False
+    """Write a number as `name_rollout` does."""
     is_even: bool = False
     """Write a value that its digits would hide as less than the smallest number, not with an exponent."""
 
@@ -85,6 +87,8 @@ duration = partial(TableColumn, kind=Kind.DURATION)
 """Column of seconds."""
 value = partial(TableColumn, kind=Kind.NUMBER)
 """Column of numbers and counts."""
+rollout = partial(TableColumn, "Rollout", kind=Kind.NUMBER, is_rollout=True)
+"""Column of the numbers of rollouts."""
 advantage = partial(TableColumn, kind=Kind.SIGNED, explanation="A dash means unknown, which is not 0.")
 """Column of signed values."""
 share = partial(TableColumn, kind=Kind.SHARE, digits=2)
@@ -269,6 +273,8 @@ def _write(value: Any, column: TableColumn) -> str:
         text = f"{float(value):.{column.digits}f}"
     elif column.kind is Kind.MARK:
         text = "\N{CHECK MARK}"
+    elif column.is_rollout:
+        text = name_rollout(value)
     elif column.kind is Kind.DURATION:
         text = seconds(float(value))
     elif isinstance(value, datetime):

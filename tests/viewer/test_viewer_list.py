@@ -39,7 +39,10 @@ MESSAGES: dict[str, Any] = {
     ],
     "issue": [{"role": "user", "content": "<uploaded_files>\n/x\n</uploaded_files>\n<pr_description>\nIt fails."}],
     "resolver": [
-        {"role": "user", "content": "Please fix the following issue for the repository in /x.\n\n# Problem Statement\nNo."}
+        {
+            "role": "user",
+            "content": "Please fix the following issue for the repository in /x.\n\n# Problem Statement\nNo.",
+        }
     ],
     "parts": [{"role": "user", "content": [{"type": "text", "text": "look at"}, {"type": "text", "text": "this"}]}],
     "only harness": [{"role": "user", "content": "<reminder>be kind"}],
