@@ -21,7 +21,13 @@ from viewer.queries import ListWindow, transcripts
 from viewer.reader import Reader
 from viewer.transcript import head, outline, page
 from viewer.transcript.blocks import list_message_blocks
-from viewer.transcript.view_model import EpisodeTranscript, describe_lines, describe_steps, load_transcript
+from viewer.transcript.view_model import (
+    EpisodeTranscript,
+    answer_questions,
+    describe_lines,
+    describe_steps,
+    load_transcript,
+)
 
 FORMATS = Path(__file__).resolve().parents[1] / "golden" / "formats"
 Message = tuple[str, str]
@@ -132,7 +138,14 @@ def test_a_state_that_no_message_holds_is_a_message(tmp_path: Path) -> None:
         episode_id = lk.sql("SELECT episode_id FROM episodes WHERE task_id = ?", [task]).item()
         blocks = read_conversation(load(Reader(lk.snapshot()), episode_id))
         assert [number for number, _ in blocks][: len(numbers)] == numbers
-        assert next(block["text"] for _, block in blocks if block["kind"] == "state") in ("A hall.", "A gate.")
+        state = next(block["text"] for _, block in blocks if block["kind"] == "state")
+        assert state == {"t": "A hall.", "game": "A gate."}[task]
+        first_state = f'"{record.steps[0].state}"'
+        hits = [
+            answer_questions(load(Reader(lk.snapshot()), episode_id), {"find": text})["find"]
+            for text in (first_state, f'"{state}"')
+        ]
+        assert hits == ([[-1], [1]] if task == "t" else [[], [0, 1]]), "a text that is shown once is found once"
 
 
 def test_long_texts_leave_messages_calls_and_results_what_they_are(tmp_path: Path) -> None:

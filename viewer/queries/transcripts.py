@@ -245,11 +245,12 @@ def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit:
     return restore_documents(lake, lake.sql(query, params), lengths, DOCUMENT)
 
 
-def find_steps(lake: LakeReader, episode_id: int, text: str) -> list[int]:
+def find_steps(lake: LakeReader, episode_id: int, text: str, first_state: int = 0) -> list[int]:
     """Return the steps whose visible texts hold all terms of a text (`list_terms`), as the list's search finds them.
 
     -1 stands for the messages before the first step, and the number of steps for those after the last. Stored JSON may
-    escape a text once, as a string, or twice, inside the arguments of a call. The names of its fields match too.
+    escape a text once, as a string, or twice, inside the arguments of a call. The names of its fields match too. States
+    of steps before `first_state` do not count: the messages before them show the same text.
     """
     terms = list_terms(text)
     forms: dict[str, int] = {}
@@ -257,7 +258,7 @@ def find_steps(lake: LakeReader, episode_id: int, text: str) -> list[int]:
         escaped = json.dumps(term)[1:-1]
         written = (term, json.dumps(term, ensure_ascii=False)[1:-1], escaped, json.dumps(escaped)[1:-1])
         forms |= dict.fromkeys(written, position)
-    columns = ("action", "state", "reasoning", "context", "tool_calls")
+    columns = ("action", "if(step_index < $first, '', state)", "reasoning", "context", "tool_calls")
     match = " OR ".join(f"contains(lower({column}), f)" for column in columns)
     query = f"""
         WITH forms AS (SELECT lower(unnest($forms::VARCHAR[])) AS f, unnest($terms::INTEGER[]) AS term),
@@ -276,9 +277,9 @@ def find_steps(lake: LakeReader, episode_id: int, text: str) -> list[int]:
             WHERE episode_id = $episode AND (contains(context, sha256) OR contains(tool_calls, sha256))
             UNION ALL SELECT step_index, term FROM outside, forms WHERE contains(lower(messages), f)
             UNION ALL SELECT step_index, term FROM outside, moved WHERE contains(messages, sha256)
-        ) GROUP BY step_index HAVING count(DISTINCT term) = $count ORDER BY step_index
+        ) GROUP BY step_index HAVING count(DISTINCT term) = {len(terms)} ORDER BY step_index
         """
-    params: Params = {"episode": episode_id, "forms": list(forms), "terms": list(forms.values()), "count": len(terms)}
+    params: Params = {"episode": episode_id, "forms": list(forms), "terms": list(forms.values()), "first": first_state}
     return [int(index) for index in lake.sql(query, params)["step_index"]] if terms else []
 
 

@@ -76,7 +76,10 @@ class Held {
     if (shared !== undefined) return { shared: this.view.contents.get(shared)?.shared };
     if (find === undefined) return {};
     const terms = termsOf(find);
-    const textOf = ({ blocks }) => blocks.map(({ label, text }) => `${label}\n${text}`).join("\n").toLowerCase();
+    // A result is a message of the next step too, and a first state may be the text of a message before it.
+    const isCounted = ({ kind, is_repeated }) => kind !== "result" && !(kind === "state" && is_repeated);
+    const textsOf = ({ blocks }) => blocks.filter(isCounted).map(({ label, text }) => `${label}\n${text}`);
+    const textOf = (step) => textsOf(step).join("\n").toLowerCase();
     const steps = [...this.view.contents.values()].map((step) => [step.index, textOf(step)]);
     const holds = ([, text]) => terms.every((term) => text.includes(term));
     return { find: terms.length ? steps.filter(holds).map(([index]) => index).sort((a, b) => a - b) : [] };

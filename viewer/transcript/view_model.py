@@ -338,7 +338,10 @@ def answer_questions(transcript: EpisodeTranscript, questions: Mapping[str, str]
     if "lines" in questions:
         answers["lines"] = describe_lines(transcript, ListWindow(MAX_LINES), None)
     if "find" in questions:
-        answers["find"] = transcript.read(transcripts.find_steps, transcript.episode_id, questions["find"][:TEXT])
+        first = describe_steps(transcript, [0])[0]["blocks"]
+        known_states = sum(block["kind"] == "state" and block["is_repeated"] for block in first)
+        find, episode = transcripts.find_steps, transcript.episode_id
+        answers["find"] = transcript.read(find, episode, questions["find"][:TEXT], known_states)
     return answers
 
 
