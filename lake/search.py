@@ -110,6 +110,11 @@ def parse_terms(query: str) -> tuple[Term, ...]:
     return tuple(dict.fromkeys(terms))
 
 
+def quote_words(query: str) -> str | None:
+    """Return several words of a query that has no quotes as one term, in quotes; None for other queries."""
+    return f'"{query}"' if '"' not in query and len(parse_terms(query)) > 1 else None
+
+
 def split_words(texts: pl.Series) -> pl.Series:
     """Return the words of each text, in order: list[str]."""
     return texts.str.to_lowercase().str.extract_all(_WORD).list.eval(pl.element().str.slice(0, LONGEST_WORD))

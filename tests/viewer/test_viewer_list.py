@@ -118,6 +118,12 @@ def test_a_row_has_the_first_text_of_the_user_and_the_last_action(lk: Lake) -> N
     assert few["request"].to_list() == ["find my flight"]
 
 
+def test_a_search_of_loose_words_tells_what_quotes_do(shown: Lake) -> None:
+    for text, expected in (("my flight", True), ('"my flight"', False), ("flight", False)):
+        captions = [caption.value for caption in open_page("episodes", text=text).caption]
+        assert any("quotes" in caption for caption in captions) is expected
+
+
 def test_the_list_tells_what_happened_and_ends_with_ids_that_lead_on(shown: Lake) -> None:
     at = open_page("episodes", task="plain")
     names = columns(at, "episodes")

@@ -22,6 +22,7 @@ from lake.errors import UsageError
 from lake.judgements import outcomes
 from lake.judgements.credit import Credit, find_covering, find_credit, find_jobs
 from lake.judgements.selections import select_where
+from lake.search import quote_words
 from lake.tables import STATUSES
 from lake.write.jobs import Job
 from pipelines.credit import GiGPO
@@ -346,6 +347,23 @@ def test_a_search_says_where_the_text_stands(snap: Reader) -> None:
     assert set(frame["episode_id"]) == set(page["episode_id"])
     assert set(frame["found_in"]) == {"reasoning"}
     assert all(text.startswith("Plan 1 of rollout ") for text in frame["excerpt"])
+
+
+def test_loose_words_find_first_the_episodes_in_which_they_stand_side_by_side(tmp_path: Path) -> None:
+    records = siblings("t", [0.0, 0.5, 1.0])
+    records[0].steps[0].action = records[2].steps[0].action = "A command that it can run"
+    records[2].steps[1].reasoning = "You may Run a  command."
+    reader = Reader(build_lake(tmp_path, records).snapshot())
+    page = episodes.read_page(reader, EpisodeFilter(text="run a command"), None, ALL)
+    assert page.select("rollout_index", "found_step", "found_steps").rows() == [(2, 1, 2), (0, 0, 1)]
+    excerpts = read_excerpts(reader, "run a command", page)
+    assert dict(excerpts.select("found_in", "excerpt").rows())["reasoning"] == "You may Run a command."
+    by_number = episodes.read_page(reader, EpisodeFilter(text="run a command"), Sort("rollout_index"), ALL)
+    assert by_number["rollout_index"].to_list() == [0, 2], "an order of the reader's choice stays"
+    marked = [hit[0] for hit in episodes.compile_hits("run a command").finditer("a run: Run a command at")]
+    assert marked == ["run", "Run a command"]
+    assert episodes.compile_hits("a").pattern == "a"
+    assert not any(map(quote_words, ('"run a command"', "run", "run run")))
 
 
 def test_a_search_finds_messages_too(snap: Reader) -> None:

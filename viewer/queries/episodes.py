@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from itertools import product
 from typing import Any
 
 import polars as pl
@@ -11,7 +12,7 @@ import polars as pl
 from lake.cli.options import format_ids
 from lake.judgements import outcomes
 from lake.judgements.scores import ENV_RETURN, read_scores_of
-from lake.search import document_text, parse_terms, search_reasons
+from lake.search import document_text, parse_terms, quote_words, search_reasons
 from viewer.plain import describe_calls
 from viewer.queries import (
     EXCERPT,
@@ -243,6 +244,12 @@ def apply_lookups(lake: LakeReader, episode_filter: EpisodeFilter, rows: pl.Data
     return rows
 
 
+def _find_phrases(lake: LakeReader, text: str) -> pl.DataFrame:
+    """Return the rows of `LakeReader.holding` for words side by side; none if the words find more than `FIRST`."""
+    hits, phrase = lake.holding(text), quote_words(text)
+    return hits.clear() if phrase is None or len(hits) > FIRST else lake.holding(phrase)
+
+
 _TASK_ORDER = "TRY_CAST(e.task_id AS BIGINT) NULLS LAST, e.task_id"
 _DEFAULT_ORDER = "b.block, e.rollout_index, e.attempt, e.episode_id"
 # A lake has few runs, rounds and tasks, and numbers sort faster than texts.
@@ -274,7 +281,7 @@ def list_first_episodes(lake: LakeReader, episode_filter: EpisodeFilter, order: 
 def list_episodes(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None) -> pl.Series:
     """Return the ids of the list in order, int64 [E].
 
-    Without a sort column, episodes that a query names keep the order of the query.
+    Without a sort column, the order of a query stays, and texts in which the words of a search are adjacent come first.
 
     Raises:
         QueryError: the query of the filter has no result.
@@ -283,6 +290,9 @@ def list_episodes(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort |
     if episode_filter.sql is not None and order is None:
         named = sql.list_named_episodes(lake, episode_filter.sql)
         rows = named.join(rows, on="episode_id", how="semi", maintain_order="left")
+    elif episode_filter.text is not None and order is None:
+        is_phrase = pl.col("episode_id").is_in(_find_phrases(lake, episode_filter.text)["episode_id"].implode())
+        rows = rows.sort(is_phrase, descending=True, maintain_order=True)
     return rows["episode_id"]
 
 
@@ -458,7 +468,9 @@ def _join_facts(
 ) -> pl.DataFrame:
     """Return episodes in order with their facts and, for a search, with `found_step` and `found_steps`."""
     if episode_filter.text is not None:
-        hits = lake.holding(episode_filter.text).rename({"step_index": "found_step", "steps": "found_steps"})
+        steps = _find_phrases(lake, episode_filter.text).drop("steps")
+        hits = lake.holding(episode_filter.text).update(steps, on="episode_id", include_nulls=True)
+        hits = hits.rename({"step_index": "found_step", "steps": "found_steps"})
         facts = facts.join(hits, on="episode_id", how="left")
     return episode_ids.to_frame().join(facts, on="episode_id", how="left", maintain_order="left")
 
@@ -635,8 +647,11 @@ _DOCUMENTS = frozenset({"tool_calls", "context", "initial_messages", "final_obse
 
 
 def compile_hits(text: str) -> re.Pattern[str]:
-    """Return the pattern of the terms that excerpts mark. Raises UsageError: the text has no letter and no digit."""
-    return re.compile("|".join(re.escape(term.text) for term in parse_terms(text)), re.IGNORECASE)
+    """Return the pattern of what excerpts mark: words, adjacent ones together. Raises UsageError: nothing to search."""
+    terms = [term.text for term in parse_terms(f"{quote_words(text) or ''} {text}")]
+    # A letter among words is in every text.
+    terms = [term for term in terms if len(term) > 1 or not term.isascii()] or terms
+    return re.compile("|".join(map(re.escape, terms)), re.IGNORECASE)
 
 
 def read_excerpts(lake: LakeReader, text: str, hits: tuple[tuple[int, int | None], ...]) -> pl.DataFrame:
@@ -646,6 +661,7 @@ def read_excerpts(lake: LakeReader, text: str, hits: tuple[tuple[int, int | None
         hits: episode_id and found_step of each.
     """
     pattern = compile_hits(text)
+    patterns = (compile_hits(quote_words(text) or text), pattern)
     page = pl.DataFrame(hits, schema={"episode_id": pl.Int64, "found_step": pl.Int32}, orient="row")
     rows = [
         *_read_hit_texts(lake, page, "steps", _STEP_TEXTS),
@@ -654,10 +670,10 @@ def read_excerpts(lake: LakeReader, text: str, hits: tuple[tuple[int, int | None
     excerpts: dict[int, tuple[str, str | None] | None] = {}
     for row in rows:
         excerpts[row["episode_id"]] = None
-        for name, label in (_STEP_TEXTS | _EPISODE_TEXTS).items():
+        for hit, (name, label) in product(patterns, (_STEP_TEXTS | _EPISODE_TEXTS).items()):
             column = row.get(name)
             column_text = document_text(column) if name in _DOCUMENTS else column
-            if (excerpt := _cut_excerpt(column_text, pattern)) is not None:
+            if (excerpt := _cut_excerpt(column_text, hit)) is not None:
                 excerpts[row["episode_id"]] = label, excerpt
                 break
     reasons = search_reasons(lake, parse_terms(text), page["episode_id"].to_list())
@@ -677,14 +693,12 @@ def _read_hit_texts(lake: LakeReader, page: pl.DataFrame, table: str, columns: d
     hits = page.filter(pl.col("found_step").is_not_null() if is_step else pl.col("found_step").is_null())
     if hits.is_empty():
         return []
-    condition = f"episode_id IN ({build_id_list(hits['episode_id'])})"
+    where = f"episode_id IN ({build_id_list(hits['episode_id'])})"
     params: Params = {}
     if is_step:
-        condition += (
-            " AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))"
-        )
+        where += " AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))"
         params = {"episodes": hits["episode_id"].to_list(), "steps": hits["found_step"].to_list()}
-    query = f"SELECT episode_id, {', '.join(columns)} FROM {table} WHERE {condition}"
+    query = f"SELECT episode_id, {', '.join(columns)} FROM {table} WHERE {where}"
     return lake.sql(query, params or None).to_dicts()
 
 

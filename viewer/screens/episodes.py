@@ -15,7 +15,8 @@ from lake import ids
 from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit, describe_outdated, find_covering
 from lake.read.text_table import format_count
-from viewer import annotations, changed_data, download, filters, navigation, side_by_side, tables
+from lake.search import quote_words
+from viewer import annotations, changed_data, download, filters, navigation, tables
 from viewer import components as ui
 from viewer.navigation import Page, anchor, change_address, get_int, get_parameter, href, remember_run
 from viewer.plain import chip, number, one_line, signed, word
@@ -42,7 +43,7 @@ _COLUMNS = {
     "seconds": tables.duration("Duration", under="started_at"),
     "run_id": tables.text("Run"),
     "task_id": tables.text("Task id", under="run_id"),
-    "rollout_index": tables.rollout(under="run_id"),
+    "rollout_index": tables.value("Rollout", under="run_id"),
     "collection_round": tables.value("Round", under="run_id"),
     "policy_version": tables.value("Version", "Version of the policy.", under="run_id"),
 }
@@ -84,6 +85,8 @@ def show_episodes() -> None:
     filled |= {name: columns[name] for name in _TEXTS}
     columns = {n: column for n, column in columns.items() if (has_outcomes if n == "outcome" else n in filled)}
     if episode_filter.text is not None:
+        if quote_words(episode_filter.text) is not None:
+            st.caption("The words may stand anywhere in a step. In quotes, they are found only side by side.")
         hits = tuple(frame.select("episode_id", "found_step").rows())
         excerpts = read(episodes.read_excerpts, episode_filter.text, hits)
         frame = frame.join(excerpts, on="episode_id", how="left", maintain_order="left")
@@ -183,7 +186,7 @@ def _build_path(episode: EpisodeTranscript) -> str:
         ("group", link(Page.GROUP, group=ids.to_text(facts["group_id"]))),
     ]
     path = [anchor(one_line(name), target, title=one_line(name, 300)) for name, target in steps]
-    rollout = side_by_side.name_sibling(facts)
+    rollout = navigation.name_sibling(facts)
     if facts["collection_round"] is not None:
         rollout += f", round {facts['collection_round']}"
     score, value = episode.outcome
@@ -243,19 +246,11 @@ def _link_neighbour(label: str, target: int | None, key: str, change: Callable[.
 
 def _draw_facts(facts: Row) -> None:
     """Draw what identifies the episode and the policy that played it."""
-    for name in (
-        "policy",
-        "policy_version",
-        "environment",
-        "split",
-        "stop_reason",
-        "source_format",
-        "source_id",
-        "rollout_index",
-    ):
+    for name in ("policy", "policy_version", "environment", "split", "stop_reason", "source_format", "source_id"):
         if facts[name] is not None:
             ui.draw_fact(name.replace("_", " "), chip(facts[name]))
     ui.draw_fact("id", chip(ids.to_text(facts["episode_id"])))
+    ui.draw_fact("rollout", chip(facts["rollout_index"]))
 
 
 def _draw_related(facts: Row) -> None:
