@@ -52,10 +52,13 @@ _NAMING = {
 
 def name_episode(facts: Row) -> str:
     """Name an episode by run, task and rollout, then round and attempt where there are several."""
-    if (index := facts.get("rollout_index")) is not None:
-        facts = facts | {"rollout_index": name_rollout(index)}
     names = ("run_id", "task_id", "rollout_index")
     return _join_names(facts, names, round=facts.get("collection_round"), attempt=facts.get("attempt") or None)
+
+
+def name_sibling(facts: Row) -> str:
+    """Name an episode among its siblings: `rollout 3`, with the attempt if it was retried."""
+    return "rollout " + _join_names(facts, ("rollout_index",), attempt=facts["attempt"] or None)
 
 
 def name_group(facts: Row) -> str:
@@ -81,6 +84,7 @@ def name_jobs(frame: pl.DataFrame) -> pl.Series:
 
 
 def _join_names(facts: Row, names: tuple[str, ...], **details: Any) -> str:
+    facts = facts | {"rollout_index": name_rollout(facts.get("rollout_index"))}
     name = " / ".join("\N{EN DASH}" if facts.get(name) is None else str(facts[name]) for name in names)
     return name + "".join(f", {key} {value}" for key, value in details.items() if value is not None)
 

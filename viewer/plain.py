@@ -68,9 +68,9 @@ def format_aligned(value: float, digits: int = 3) -> str:
     return f"{value:,.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
-def name_rollout(index: int) -> str:
+def name_rollout(index: int | None) -> str | None:
     """Return the number of a rollout; 8 hexadecimal digits for a hash, where the source only names its rollouts."""
-    return str(index) if index < 1_000_000 else f"{index:08x}"
+    return None if index is None else str(index) if index < 1_000_000 else f"{index:08x}"
 
 
 def signed(value: float | None, digits: int = 3) -> str:

@@ -21,8 +21,8 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.cli.options import format_ids
 from lake.read.text_table import format_count
-from viewer.navigation import go
-from viewer.plain import chip, describe_calls, name_rollout, number, one_line, signed
+from viewer.navigation import go, name_sibling
+from viewer.plain import chip, describe_calls, number, one_line, signed
 from viewer.queries import EXCERPT, Row, groups, transcripts
 from viewer.session import read
 from viewer.transcript.outline import Mark
@@ -380,12 +380,6 @@ def describe_prompts(prompts: Sequence[tuple[str, str]]) -> str | None:
 
 
 _MAX_SIBLINGS = 1000
-
-
-def name_sibling(facts: Row) -> str:
-    """Name a sibling among its siblings: `rollout 3`, with the attempt if it was retried."""
-    again = f", attempt {facts['attempt']}" if facts["attempt"] else ""
-    return f"rollout {name_rollout(facts['rollout_index'])}{again}"
 
 
 MAX_OUTCOME_MARKS = 600

@@ -69,8 +69,6 @@ class TableColumn:
     """Pattern of the parts of its texts that are marked."""
     under: str | None = None
     """The column below which it is drawn in small type, if the table has that; a number then has its label."""
-    is_rollout: bool = False
-    """Write a number as `name_rollout` does."""
     is_even: bool = False
     """Write a value that its digits would hide as less than the smallest number, not with an exponent."""
 
@@ -87,8 +85,6 @@ duration = partial(TableColumn, kind=Kind.DURATION)
 """Column of seconds."""
 value = partial(TableColumn, kind=Kind.NUMBER)
 """Column of numbers and counts."""
-rollout = partial(TableColumn, "Rollout", kind=Kind.NUMBER, is_rollout=True)
-"""Column of the numbers of rollouts."""
 advantage = partial(TableColumn, kind=Kind.SIGNED, explanation="A dash means unknown, which is not 0.")
 """Column of signed values."""
 share = partial(TableColumn, kind=Kind.SHARE, digits=2)
@@ -152,6 +148,8 @@ def draw_table(
             f"{chip(f'{parameter}={order}')} of the address was left out: nothing is ordered by {chip(order.column)}."
         )
     rows = format_ids(frame)
+    if "rollout_index" in rows.columns:
+        rows = rows.with_columns(pl.col("rollout_index").map_elements(name_rollout, pl.String))
     columns = {name: _fit_digits(column, frame[name]) for name, column in columns.items()}
     marked = selected if selected is not None else get_parameter(OPENED)
     by_lead: dict[str, list[tuple[str, TableColumn]]] = {}
@@ -273,8 +271,6 @@ def _write(value: Any, column: TableColumn) -> str:
         text = f"{float(value):.{column.digits}f}"
     elif column.kind is Kind.MARK:
         text = "\N{CHECK MARK}"
-    elif column.is_rollout:
-        text = name_rollout(value)
     elif column.kind is Kind.DURATION:
         text = seconds(float(value))
     elif isinstance(value, datetime):

@@ -63,7 +63,7 @@ def draw_update(job_id: int, update: int, credit: Credit | None, labels: dict[st
     columns = {
         "run_id": tables.text("Run"),
         "task_id": tables.text("Task"),
-        "rollout_index": tables.rollout(),
+        "rollout_index": tables.value("Rollout"),
         "policy_version": tables.value("Policy version"),
         "status": tables.text("Status"),
         "outcome": tables.value("Outcome", "A dash means not scored, which is not 0."),

@@ -10,7 +10,7 @@ from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake
 from testkit.streamlit_pages import column, columns, job_choice, open_page, words
-from viewer import navigation, side_by_side
+from viewer import navigation
 from viewer.server import ENVIRONMENT
 
 
@@ -61,7 +61,7 @@ def test_an_episode_is_named_by_run_task_and_rollout() -> None:
     facts = {"run_id": "r", "task_id": "44", "rollout_index": 3, "collection_round": None, "seed": None, "attempt": 0}
     assert navigation.name_episode(facts) == "r / 44 / 3"
     assert navigation.name_episode(facts | {"rollout_index": 1_372_356_748}) == "r / 44 / 51cc808c", "a hash"
-    assert side_by_side.name_sibling(facts | {"rollout_index": 1_372_356_748}) == "rollout 51cc808c"
+    assert navigation.name_sibling(facts | {"rollout_index": 1_372_356_748}) == "rollout 51cc808c"
     assert navigation.name_episode(facts | {"collection_round": 0, "attempt": 2}) == "r / 44 / 3, round 0, attempt 2"
     assert navigation.name_group(facts) == "r / 44"
     assert navigation.name_group(facts | {"collection_round": 1, "seed": 7}) == "r / 44, round 1, seed 7"

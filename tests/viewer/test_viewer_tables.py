@@ -16,8 +16,8 @@ def page() -> None:
     frame = pl.DataFrame({"mixed": [0.5, -0.00004, 0.00004], "small": [0.00004, 0.00005, 0.0]})
     columns = {"mixed": tables.TableColumn("Mixed", kind=tables.Kind.SIGNED), "small": tables.value("Small")}
     frame, columns = (
-        frame.with_columns(rollout=pl.Series([3, 1_372_356_748, None])),
-        columns | {"rollout": tables.rollout()},
+        frame.with_columns(rollout_index=pl.Series([3, 1_372_356_748, None])),
+        columns | {"rollout_index": tables.value("Rollout")},
     )
     tables.draw_table(frame, columns, label="Numbers")
 
@@ -28,7 +28,8 @@ def test_no_exponent_stands_among_numbers_of_three_digits() -> None:
     shown_words = words(assert_sound(testing.AppTest.from_function(page).run()))
     for cell in ("+0.500", "&gt;\N{MINUS SIGN}0.001", "&lt;+0.001", "4e\N{MINUS SIGN}05", "5e\N{MINUS SIGN}05"):
         assert f">{cell}</td>" in shown_words
-    assert ">3</td>" in shown_words and ">51cc808c</td>" in shown_words, "a rollout that is a hash has a short name"
+    for cell in ("3", "51cc808c"):
+        assert f">{cell}</td>" in shown_words, "a rollout that is a hash has a short name"
 
 
 def test_columns_of_nothing_are_left_out() -> None:

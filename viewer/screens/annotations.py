@@ -17,7 +17,7 @@ _COLUMNS = {
     "text": tables.wide("Words"),
     "run_id": tables.text("Run"),
     "task_id": tables.text("Task"),
-    "rollout_index": tables.rollout(),
+    "rollout_index": tables.value("Rollout"),
     "step_index": tables.value("Step", "A dash: the whole episode."),
     "episode_id": tables.ident("Episode"),
 }

@@ -398,7 +398,7 @@ _MOST_SERIES = 100
 _EPISODE_COLUMNS = {
     "run_id": tables.text("Run"),
     "task_id": tables.text("Task"),
-    "rollout_index": tables.rollout(),
+    "rollout_index": tables.value("Rollout"),
     "status": tables.text("Status"),
     "episode_id": tables.ident("Episode"),
 }

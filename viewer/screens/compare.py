@@ -66,7 +66,7 @@ def show_side_by_side() -> None:
 
 
 def _name_column(row: Row, is_one_group: bool) -> str:
-    return side_by_side.name_sibling(row) if is_one_group else navigation.name_episode(row)
+    return navigation.name_sibling(row) if is_one_group else navigation.name_episode(row)
 
 
 def _read_episodes() -> tuple[list[Row], str | None, list[Covering]]:

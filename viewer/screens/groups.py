@@ -181,7 +181,7 @@ def _draw_siblings(facts: Row, credit: Credit | None, score: str) -> None:
     )
     window = ui.draw_pager(facts["size"], "siblings", name="siblings")
     columns = {
-        "rollout_index": tables.rollout(),
+        "rollout_index": tables.value("Rollout"),
         "status": tables.text("Status"),
         "outcome": tables.value("Outcome", "A dash means not scored, which is not 0."),
         "num_steps": tables.value("Steps"),
@@ -277,7 +277,7 @@ def _draw_visits(group_id: int, credit: Credit, score: str) -> None:
     st.code(visible(state), language=None, wrap_lines=True)
     actions = pl.coalesce(pl.col("action").replace("", None), "tool_calls").fill_null("")
     columns = {
-        "rollout_index": tables.rollout(),
+        "rollout_index": tables.value("Rollout"),
         "step_index": tables.value("Step"),
         "action": tables.wide("Action"),
         "reward": tables.value("Reward"),

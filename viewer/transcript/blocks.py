@@ -177,11 +177,10 @@ def match_results(row: Row | None, following: Sequence[Any]) -> dict[int, int]:
 
 
 def _is_observation(message: Any, row: Row) -> bool:
-    """Return whether a message after a step is its result in the role of a user."""
+    """Return whether a message after a step is its result in the role of a user; OpenHands says what it observed."""
     if plain.get_role(message) != "user":
         return False
-    # OpenHands of before 2025 names what it observed; its calls have no ids.
-    is_marked = _get_string(message, "message_type") == "observation" or _get_string(message, "observation") != ""
+    is_marked = "observation" in (_get_string(message, "message_type"), *message)
     is_marked = is_marked or row.get("source_format") in _ACTING_IN_TEXT
     return is_marked or _OBSERVATION.match(extract_text(message)) is not None
 
@@ -196,8 +195,7 @@ def _reports_failure(message: Any) -> bool:
     if isinstance(flag := fields.get("is_error"), bool):
         return flag
     text = extract_text(message)
-    has_word = plain.get_role(message) == "tool" and text.startswith("Error")
-    has_word = has_word or fields.get("observation") == "error"
+    has_word = fields.get("observation") == "error" or (plain.get_role(message) == "tool" and text.startswith("Error"))
     return any(codes) or has_word or _REFUSED_EDIT.match(text) is not None
 
 

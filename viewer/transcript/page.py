@@ -20,7 +20,7 @@ from lake import ids
 from lake.read.text_table import format_count
 from viewer import figures, navigation
 from viewer.navigation import Page
-from viewer.plain import name_rollout, number, one_line, signed
+from viewer.plain import number, one_line, signed
 from viewer.queries import ListWindow, Sort, groups, transcripts
 from viewer.transcript import head, view_model
 from viewer.transcript.view_model import EpisodeTranscript, ReadQuery, load_transcript
@@ -165,7 +165,7 @@ def _render_index(transcripts: Sequence[EpisodeTranscript]) -> str:
     rows = []
     for transcript in transcripts:
         facts, credit = transcript.facts, transcript.advantages
-        name = f"rollout {name_rollout(facts['rollout_index'])}" if are_siblings else navigation.name_episode(facts)
+        name = navigation.name_sibling(facts) if are_siblings else navigation.name_episode(facts)
         task, answer = head.describe_words(transcript)
         a_episode = signed(credit["a_episode"][0]) if credit.height else number(None)
         figures_shown = (one_line(facts["status"]), number(transcript.outcome[1]), number(transcript.count), a_episode)

@@ -451,12 +451,10 @@ def _draw_code(code: str, language: str, budget: _Budget) -> str:
 
 
 def _count_numbered(lines: Sequence[str]) -> float:
-    """Return the share of the lines that begin with a number, rising by 1 from one to the next."""
-    if re.match(" +\\d{1,7}\u2192", lines[0]):
-        return 1.0  # This form is that of Claude Code alone; its file may have one line.
+    """Return the share of the lines with a number, rising by 1 from one to the next; 1 in the form of Claude Code."""
     numbers = [int(match[1]) for line in lines if (match := _NUMBERED.match(line))]
     rises = sum(after == before + 1 for before, after in pairwise(numbers))
-    return rises / max(len(lines) - 1, 2)
+    return 1.0 if re.match(" +\\d{1,7}\u2192", lines[0]) else rises / max(len(lines) - 1, 2)
 
 
 def _draw_file(text: str, language: str, budget: _Budget) -> str:
