@@ -52,10 +52,10 @@ TERMS = 20
 UPDATES = 20
 """Updates of a training run that are listed."""
 
-REFUSED_EDIT = "(?:Your proposed edit has introduced|No exact match found|No replacement was performed)"
+_REFUSED_EDIT = "(?:Your proposed edit has introduced|No exact match found|No replacement was performed)"
 """Beginnings of what SWE-agent and OpenHands answer to an edit that they did not make."""
-_REFUSAL = rf"^\s*(?:OBSERVATION:\s*)?\[?{REFUSED_EDIT}"
-_FAILURE = rf'"is_error": ?true|"exit_code": ?-?[1-9]|"content": ?"\[?{REFUSED_EDIT}'
+REFUSAL = rf"^\s*(?:OBSERVATION:\s*|ERROR:\s*)?\[?{_REFUSED_EDIT}"
+_FAILURE = rf'"is_error": ?true|"exit_code": ?-?[1-9]|"content": ?"\[?{_REFUSED_EDIT}'
 _INCOMING = f"""CASE
             WHEN context LIKE '"blob:%' THEN coalesce((
                 SELECT if(count BETWEEN 1 AND {plain.MAX_ELEMENTS}, count, 1)::INTEGER FROM (
@@ -208,7 +208,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         FROM mine AS m LEFT JOIN {build_replies_sql("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index
         """
-    patterns = {"refusal": _REFUSAL, "failure": _FAILURE}
+    patterns = {"refusal": REFUSAL, "failure": _FAILURE}
     return lake.sql(query, {"episode": episode_id, "head": HEAD} | patterns | window.params())
 
 

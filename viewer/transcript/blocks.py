@@ -18,7 +18,7 @@ from typing import Any, Literal
 from viewer import plain
 from viewer.queries import Row
 from viewer.queries.episodes import DEMONSTRATION
-from viewer.queries.transcripts import LONG_REASONING, REFUSED_EDIT, TEXT
+from viewer.queries.transcripts import LONG_REASONING, REFUSAL, TEXT
 from viewer.transcript import rendering
 from viewer.transcript.rendering import RESULT_ROLES, Kind
 
@@ -36,7 +36,7 @@ _OBSERVATION = re.compile(r"\s*(?:OBSERVATION:|Observation:|<returncode>)")
 _EXIT_CODE = re.compile(
     r"\A\s*(?:<returncode>|Exit code:? |Process exited with code )(-?\d{1,10})\b|exit code (\d{1,10})\.?\]?\s*\Z"
 )
-_REFUSED_EDIT = re.compile(rf"\A\s*(?:OBSERVATION:\s*|ERROR:\s*)?\[?{REFUSED_EDIT}")
+_REFUSED_EDIT = re.compile(REFUSAL)
 THOUGHT = re.compile(r"\s*<think>([\s\S]*?)</think>\s*")
 """Reasoning that a model wrote at the beginning of its message."""
 

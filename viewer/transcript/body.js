@@ -54,7 +54,7 @@ function joinResult(texts, result) {
 function blockOf(view, index, block, title) {
   const made = el("details", `block ${block.kind}`);
   made.open = !block.is_folded;
-  const name = title ?? (block.kind === "call" ? [el("b", "tool", block.label)] : [block.label]);
+  const name = title ?? (block.kind === "call" ? [el("b", "tool", block.label)] : [stateLabel(block, index)]);
   const long = block.is_folded ? [el("span", "size", `${block.length.toLocaleString("en")} characters`)] : [];
   const tools = el("span", "tools");
   const text = el("div", "text");
@@ -79,6 +79,11 @@ function blockOf(view, index, block, title) {
   tools.append(copyOf(async () => (isLoaded() ? undefined : load()), () => whole));
   show();
   return made;
+}
+
+// In the outline, a state that an earlier step has shown says that it is the reply to the step before.
+function stateLabel({ kind, label, is_repeated: isRepeated }, index) {
+  return kind === "state" && isRepeated && index > 0 ? `${label}: the reply to step ${index - 1}` : label;
 }
 
 function more(block, load) {

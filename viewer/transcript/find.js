@@ -99,13 +99,12 @@ function highlight(view) {
   const terms = termsOf(view.needle ?? "");
   if (!terms.length) return;
   const ranges = [];
-  for (const place of view.list.querySelectorAll(".texts")) {
-    // A word of several, such as "the", is marked only where all of them are, and not as one text.
-    if (terms.length > 1 && !view.rowOf(place)?.classList.contains("found")) continue;
-    const count = ranges.length;
-    markTexts(place, [view.needle.trim().toLowerCase()], ranges);
-    if (ranges.length === count) markTexts(place, terms, ranges);
-  }
+  const places = [...view.list.querySelectorAll(".texts")];
+  for (const place of places) markTexts(place, [view.needle.trim().toLowerCase()], ranges);
+  // Words are marked only if no text on the page has them as one, where all of them are; not letters of other words.
+  const words = terms.length > 1 ? terms.filter((term) => term.length > 1) : terms;
+  const holders = terms.length > 1 ? places.filter((place) => view.rowOf(place)?.classList.contains("found")) : places;
+  if (!ranges.length) for (const place of holders) markTexts(place, words, ranges);
   CSS.highlights.set(FOUND, new Highlight(...ranges));
   for (const range of ranges) {
     const { parentElement: place } = range.startContainer;
