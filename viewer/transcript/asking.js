@@ -77,8 +77,9 @@ class Held {
     if (find === undefined) return {};
     const terms = termsOf(find);
     // A result is a message of the next step too, and a first state may be the text of a message before it.
-    const isCounted = ({ kind, is_repeated }) => kind !== "result" && !(kind === "state" && is_repeated);
-    const textsOf = ({ blocks }) => blocks.filter(isCounted).map(({ label, text }) => `${label}\n${text}`);
+    const isCounted = (index, { kind, is_repeated }) => kind !== "result" && !(kind === "state" && is_repeated && index === 0);
+    const countedOf = ({ index, blocks }) => blocks.filter((block) => isCounted(index, block));
+    const textsOf = (step) => countedOf(step).map(({ label, text }) => `${label}\n${text}`);
     const textOf = (step) => textsOf(step).join("\n").toLowerCase();
     const steps = [...this.view.contents.values()].map((step) => [step.index, textOf(step)]);
     const holds = ([, text]) => terms.every((term) => text.includes(term));
