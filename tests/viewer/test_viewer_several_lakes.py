@@ -117,7 +117,7 @@ class World:
             "transcripts.read_text.column": "state",
             "credit": current, "current": current, "credit_a": current, "credit_b": older, "episode_id": episode,
             "side_a": Side(run=RUN), "side_b": Side(run="other"),
-            "episode_ids": tuple(shown), "ends": ((episode, 1),), "job_ids": [train], "facet": "scorer",
+            "episode_ids": tuple(shown), "ends": ((episode, 1),), "first_state": 0, "job_ids": [train], "facet": "scorer",
             "pairs": "SELECT run_id AS value FROM episodes", "params": {}, "episodes.count_values.number": "count(*)",
             "rows": shown.to_frame(),
             "frame": pl.DataFrame({"t": ["hall"], "n": [4]}), "lengths": {"t": "n"},
