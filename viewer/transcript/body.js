@@ -53,9 +53,12 @@ function joinResult(texts, result) {
 
 function blockOf(view, index, block, title) {
   const made = el("details", `block ${block.kind}`);
-  made.open = !block.is_folded;
+  // The outline opens a step for its call: what the step before has shown is folded, and what failed is not.
+  const isOutline = title === undefined;
+  const isFolded = block.is_folded || (isOutline && isKnown(block, index) && block.length > LONG_OUTPUT);
+  made.open = !isFolded || (isOutline && block.is_failed);
   const name = title ?? (block.kind === "call" ? [el("b", "tool", block.label)] : [stateLabel(block, index)]);
-  const long = block.is_folded ? [el("span", "size", `${block.length.toLocaleString("en")} characters`)] : [];
+  const long = isFolded ? [el("span", "size", `${block.length.toLocaleString("en")} characters`)] : [];
   const tools = el("span", "tools");
   const text = el("div", "text");
   made.append(el("summary", "", ...name, " ", ...(block.badges ?? []).map(chip), ...long), tools, text);
@@ -82,8 +85,12 @@ function blockOf(view, index, block, title) {
 }
 
 // In the outline, a state that an earlier step has shown says that it is the reply to the step before.
-function stateLabel({ kind, label, is_repeated: isRepeated }, index) {
-  return kind === "state" && isRepeated && index > 0 ? `${label}: the reply to step ${index - 1}` : label;
+function stateLabel(block, index) {
+  return isKnown(block, index) ? `${block.label}: the reply to step ${index - 1}` : block.label;
+}
+
+function isKnown(block, index) {
+  return block.kind === "state" && block.is_repeated && index > 0;
 }
 
 function more(block, load) {
