@@ -57,7 +57,7 @@ function blockOf(view, index, block, title) {
   const isOutline = title === undefined;
   const isFolded = block.is_folded || (isOutline && isKnown(block, index) && block.length > LONG_OUTPUT);
   made.open = !isFolded || (isOutline && block.is_failed);
-  const name = title ?? (block.kind === "call" ? [el("b", "tool", block.label)] : [stateLabel(block, index)]);
+  const name = title ?? (block.kind === "call" ? [el("b", "tool", block.label)] : [labelOf(block, index)]);
   const long = isFolded ? [el("span", "size", `${block.length.toLocaleString("en")} characters`)] : [];
   const tools = el("span", "tools");
   const text = el("div", "text");
@@ -84,13 +84,13 @@ function blockOf(view, index, block, title) {
   return made;
 }
 
-// In the outline, a state that an earlier step has shown says that it is the reply to the step before.
-function stateLabel(block, index) {
+// In the outline, what an earlier step has shown says that it is the reply to the step before.
+function labelOf(block, index) {
   return isKnown(block, index) ? `${block.label}: the reply to step ${index - 1}` : block.label;
 }
 
 function isKnown(block, index) {
-  return block.kind === "state" && block.is_repeated && index > 0;
+  return ["state", "message"].includes(block.kind) && block.is_repeated && index > 0;
 }
 
 function more(block, load) {
