@@ -19,7 +19,7 @@ from lake.search import quote_words
 from viewer import annotations, changed_data, download, filters, navigation, tables
 from viewer import components as ui
 from viewer.navigation import Page, anchor, change_address, get_int, get_parameter, href, remember_run
-from viewer.plain import chip, number, one_line, signed, word
+from viewer.plain import chip, name_rollout, number, one_line, signed, word
 from viewer.queries import PAGE_ROWS, ListWindow, Row, episodes, runs, training, transcripts
 from viewer.queries import annotations as annotation_queries
 from viewer.queries.episodes import ORDERS
@@ -250,7 +250,8 @@ def _draw_facts(facts: Row) -> None:
         if facts[name] is not None:
             ui.draw_fact(name.replace("_", " "), chip(facts[name]))
     ui.draw_fact("id", chip(ids.to_text(facts["episode_id"])))
-    ui.draw_fact("rollout", chip(facts["rollout_index"]))
+    index, rollout = facts["rollout_index"], name_rollout(facts["rollout_index"])
+    ui.draw_fact("rollout", chip(index if rollout in (None, str(index)) else f"{rollout} = {index}"))
 
 
 def _draw_related(facts: Row) -> None:

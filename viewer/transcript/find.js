@@ -89,6 +89,7 @@ function goToFound(view, by) {
   if (!row) return;
   if (!row.querySelector(".body")) row.replaceWith(view.draw(view.item(index)));
   view.pinned = index;
+  highlight(view);
   view.row(index).scrollIntoView({ block: "start" });
 }
 
@@ -106,6 +107,7 @@ function highlight(view) {
   const holders = terms.length > 1 ? places.filter((place) => view.rowOf(place)?.classList.contains("found")) : places;
   if (!ranges.length) for (const place of holders) markTexts(place, words, ranges);
   CSS.highlights.set(FOUND, new Highlight(...ranges));
+  if (view.hit < 0) return; // a search of the list came along, and the reader has not gone to a hit
   for (const range of ranges) {
     const { parentElement: place } = range.startContainer;
     const block = place.closest("details");
