@@ -110,6 +110,10 @@ def test_an_observation_of_a_user_is_the_result_of_an_action_in_text(
     assert (block.kind, block.text, block.place, block.is_failed) == ("result", text, 2, failed)
     (incoming, *_) = blocks.list_step_blocks(step(action="stop", context=[message]), [], row)
     assert incoming.is_repeated
+    for calls in ([], [None]):
+        silent = step(state="Go.", action="") | {"tool_calls": json.dumps(calls), "tool_calls_length": 2}
+        kinds = [block.kind for block in blocks.list_step_blocks(silent | {"source_format": source}, [message])]
+        assert kinds[-2:] == ["action", "result"], "a result stands below its action, though this is empty"
     assert blocks.match_results(row, [{"role": "user", "content": "Now the next task."}]) == (
         {0: 0} if source == "swe_agent" else {}
     ), "people speak between the steps of other agents"

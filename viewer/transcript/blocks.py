@@ -93,16 +93,19 @@ def list_step_blocks(
     if reasoning:
         is_folded = row["reasoning_length"] > LONG_REASONING
         blocks.append(replace(_build_column_block(row, "reasoning", "reasoning"), is_folded=is_folded))
-    if action or not row["tool_calls"]:
+    calls = list(_list_call_blocks(row, following))
+    # A result stands below its call, or below the action, though this may be empty.
+    has_call = any(block.kind == "call" for block in calls)
+    if action or not has_call:
         block = _build_column_block(row, "action", "action")
         thought = THOUGHT.match(block.text)
         # Some models write their reasoning into the message, and the lake holds it separately too.
         if thought and reasoning and _squeeze(thought[1]) == _squeeze(reasoning):
             rest = block.text[thought.end() :]
             block = replace(block, text=rest, length=block.length - thought.end())
-        if block.text or not row["tool_calls"]:
+        if block.text or not has_call:
             blocks.append(block)
-    return blocks + list(_list_call_blocks(row, following))
+    return blocks + calls
 
 
 def list_message_blocks(messages: Sequence[Any], name: str, results: Collection[int] = ()) -> list[Block]:
