@@ -224,6 +224,7 @@ function watchServer(state, app) {
   if (!isAway) {
     document.body.classList.remove("trajlake-away");
     document.querySelector(".trajlake-stopped")?.remove();
+    if (state.isLeft) tell(); // Streamlit drops what it is told while the server is away
   } else if (!document.querySelector(".trajlake-stopped")) {
     state.away = setTimeout(() => {
       document.body.classList.add("trajlake-away");
