@@ -108,6 +108,7 @@ def test_an_observation_of_a_user_is_the_result_of_an_action_in_text(
     message = {"role": "user", "content": text} | fields
     block = blocks.list_step_blocks(row, [message])[-1]
     assert (block.kind, block.text, block.place, block.is_failed) == ("result", text, 2, failed)
+    assert block.label == "result from user"
     (incoming, *_) = blocks.list_step_blocks(step(action="stop", context=[message]), [], row)
     assert incoming.is_repeated
     for calls in ([], [None]):

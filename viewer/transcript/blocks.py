@@ -281,7 +281,8 @@ def _list_call_blocks(row: Row, following: Sequence[Any]) -> Iterator[Block]:
             message = following[at]
             block = _build_message_block(message, f"result/{position}")
             form, language = rendering.detect(block.text, "tool", name), rendering.find_language(arguments)
-            block = replace(block, kind="result", label="result", is_folded=block.length > LONG_OUTPUT)
+            label = "result from user" if block.role == "user" else "result"  # a person may have written it
+            block = replace(block, kind="result", label=label, is_folded=block.length > LONG_OUTPUT)
             block = replace(block, form=form, language=language, is_failed=_reports_failure(message))
             yield replace(block, place=place + 1 + at)
 

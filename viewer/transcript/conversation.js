@@ -85,7 +85,7 @@ function messagesOf(view, index, content, first) {
     if (block.is_repeated) continue;
     const number = block.place === null ? null : first + block.place;
     if (block.kind === "result") {
-      joinResult(last.message, messageBlock(view, index, block, ["result ", numberOf(number)]));
+      joinResult(last.message, messageBlock(view, index, block, [`${block.label} `, numberOf(number)]));
     } else if (block.kind === "message" || block.kind === "state") {
       last = null;
       const name = block.kind === "state" ? block.label : block.role;

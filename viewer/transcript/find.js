@@ -53,7 +53,7 @@ function termsOf(text) {
 // isAtFirst: the reader came with this text, to a step or to the top, and stays there.
 async function ask(view, text, isAtFirst = false) {
   view.asked = text;
-  const steps = (await view.asking.other({ find: text })).find;
+  const steps = text.trim() ? (await view.asking.other({ find: text })).find : [];
   if (steps && view.asked === text) showFound(view, text, steps, isAtFirst);
 }
 

@@ -8,6 +8,7 @@ plays the shard again: delivered rollouts stay, and the rest is played.
 """
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -23,7 +24,7 @@ import polars as pl
 
 import lake
 from lake.care.pins import Claim
-from lake.errors import TrajlakeError, WorkerLostError
+from lake.errors import LakeAccessError, TrajlakeError, WorkerLostError
 from lake.execution.on_ray import RayExecutor
 from lake.judgements.scores import ENV_RETURN
 from lake.lake import Lake
@@ -52,6 +53,8 @@ from pipelines.collect.players import Player, StartError
 from pipelines.collect.settings import PlayerOptions, RolloutLimits, RunSettings
 from pipelines.collect.tasks import TaskSet
 from pipelines.select import Selection, Status, TopQ, run_select
+
+_log = logging.getLogger("trajlake")
 
 INTERRUPTED = "Ctrl-C"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -330,7 +333,10 @@ async def play_round(lake: Lake, scheduler: Scheduler, plan: RoundPlan, tasks: S
     """
     run, player, store = scheduler.run, scheduler.player, scheduler.store
     total, fewest, fruitless = RolloutCounts(), len(tasks) * plan.siblings + 1, 0
-    player.store_tokenizer(lake.snapshot().objects)
+    try:
+        player.store_tokenizer(lake.snapshot().objects)
+    except LakeAccessError as error:
+        _log.warning("the viewer cannot show the text of the tokens of %s: %s", run, error)
     while True:
         snapshot = lake.snapshot()
         attempts = read_attempts(snapshot, run, [*store.carried, plan.round])
