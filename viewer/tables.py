@@ -149,7 +149,8 @@ def draw_table(
         )
     rows = format_ids(frame)
     if "rollout_index" in rows.columns:
-        rows = rows.with_columns(pl.col("rollout_index").map_elements(name_rollout, pl.String))
+        rollouts = [name_rollout(index) for index in rows["rollout_index"]]
+        rows = rows.with_columns(pl.Series("rollout_index", rollouts, pl.String))
     columns = {name: _fit_digits(column, frame[name]) for name, column in columns.items()}
     marked = selected if selected is not None else get_parameter(OPENED)
     by_lead: dict[str, list[tuple[str, TableColumn]]] = {}

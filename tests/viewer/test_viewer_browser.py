@@ -50,7 +50,7 @@ def test_from_the_list_to_an_episode_and_its_advantages(page: Any, lk: Lake) -> 
         first.get_by_text(text, exact=True).first.wait_for()
     page.get_by_text("1 of 4 episodes that match the filter").wait_for()
     page.get_by_role("link", name="Next \u203a").click()
-    page.get_by_text("2 of 4 episodes that match the filter").wait_for()
+    page.get_by_text("2 of 4 episodes that match the filter").filter(visible=True).first.wait_for()
     page.get_by_role("heading", name="rollout 1").wait_for()
     page.get_by_role("link", name="Back to the list").click()
     page.get_by_text("1 to 4 of 4 episodes").wait_for()
@@ -283,7 +283,7 @@ def test_from_a_group_to_a_shared_state_to_a_sibling_there(page: Any, lk: Lake) 
     parameters = address(page)
     assert parameters["episode"] == episode_text(lk, "mixed", 1, round_=1)
     assert parameters["step"] == "0"
-    page.get_by_text("2 of 4 episodes that match the filter").wait_for()
+    page.get_by_text("2 of 4 episodes that match the filter").filter(visible=True).first.wait_for()
 
 
 def test_from_a_metric_to_the_episodes_of_the_update(page: Any, lk: Lake) -> None:
