@@ -1,4 +1,4 @@
-"""Curves as SVG text: one panel beside the other, one legend, readable on light and dark pages; see `bar_chart`."""
+"""Curves as SVG text: panels in two columns under a common legend, for light and dark pages (see `bar_chart`)."""
 
 from collections.abc import Sequence
 from html import escape

@@ -1,8 +1,8 @@
 """Tokenizers of a lake: their definitions by hash, and the encodings of `tokens` that each of them made.
 
 Training stores the tokenizer of its model with the first checkpoint, `collect` that of its policy with each round. The
-viewer shows the text of tokens with it. They are objects under `_trajlake/tokenizers/`, not
-rows, because a new table would lock older versions out of the lake.
+viewer shows the text of tokens with it. They are objects under `_trajlake/tokenizers/`, not rows, because a new table
+would lock older versions out of the lake.
 
 Anyone who can write to the lake can write a definition. So only its vocabulary is read, and not by the
 tokenizer's library: a definition may hold regular expressions that never end.

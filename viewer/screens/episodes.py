@@ -191,9 +191,9 @@ def _build_path(episode: EpisodeTranscript) -> str:
         rollout += f", round {facts['collection_round']}"
     score, value = episode.outcome
     separator = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
-    whole = escape(one_line(separator.join([*(name for name, _ in steps), rollout]), 600))
+    full_path = escape(one_line(separator.join([*(name for name, _ in steps), rollout]), 600))
     return (
-        f'<h1 class="path" title="{whole}">Episode {separator.join([*path, escape(rollout)])}</h1>'
+        f'<h1 class="path" title="{full_path}">Episode {separator.join([*path, escape(rollout)])}</h1>'
         f"<span>{escape(one_line(facts['status']))}</span><span>{escape(one_line(score, 40))} {number(value)}</span>"
     )
 

@@ -99,9 +99,9 @@ def _render_expected(transcript: EpisodeTranscript) -> str:
     if expected in (None, "", [], {}):
         return ""
     text = expected if isinstance(expected, str) else plain.format_json(expected)
-    words, whole = one_line(text[: 4 * MAX_WORDS], MAX_WORDS), _render_whole((text, ""))
+    words, texts = one_line(text[: 4 * MAX_WORDS], MAX_WORDS), _render_texts((text, ""))
     summary = f"<summary><b>Expected</b><span>{escape(words)}</span></summary>"
-    return f'<details class="says expected fold" title="{escape(words)}">{summary}{whole}</details>'
+    return f'<details class="says expected fold" title="{escape(words)}">{summary}{texts}</details>'
 
 
 def _list_verdicts(transcript: EpisodeTranscript) -> Iterator[str]:
@@ -157,19 +157,19 @@ def _render_figure(
         return f'<span class="{tone}">{name}</span>'
     beginning = _EMPHASIS.sub("", reason or "")
     words = f" <span>{escape(one_line(beginning, length))}</span>" if reason and length else ""
-    whole = _render_whole((reason or "", "assistant"), (plain.format_json(details or ""), ""))
+    texts = _render_texts((reason or "", "assistant"), (plain.format_json(details or ""), ""))
     title = escape(one_line(beginning, 300))
-    return f'<details class="fold {tone}" title="{title}"><summary>{name}{words}</summary>{whole}</details>'
+    return f'<details class="fold {tone}" title="{title}"><summary>{name}{words}</summary>{texts}</details>'
 
 
-def _render_whole(*texts: tuple[str, str]) -> str:
+def _render_texts(*texts: tuple[str, str]) -> str:
     """Return what a fold shows: texts, each as the transcript draws that of its role (`rendering.detect`)."""
-    parts = []
+    markups = []
     for text, role in texts:
         cut = text[:MAX_WHOLE]
         markup = rendering.render(cut, rendering.detect(cut, role))
-        parts.append(
+        markups.append(
             f'<div class="drawn">{markup}</div>' if markup else f"<pre>{escape(visible(cut))}</pre>" * bool(cut)
         )
-        parts.append(f"<p>The first {MAX_WHOLE:,} of {len(text):,} characters.</p>" * (len(text) > MAX_WHOLE))
-    return f'<div class="trajlake-transcript">{"".join(parts)}</div>'
+        markups.append(f"<p>The first {MAX_WHOLE:,} of {len(text):,} characters.</p>" * (len(text) > MAX_WHOLE))
+    return f'<div class="trajlake-transcript">{"".join(markups)}</div>'

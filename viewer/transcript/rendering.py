@@ -110,8 +110,8 @@ def _is_layout(text: str) -> bool:
     if _FENCE.search(text):
         return False
     lines = [line for line in text.split("\n") if line.strip()]
-    others = [line for line in lines if not _LAYOUT_LINE.match(line)]
-    signs, layout = sum(map(bool, map(_MARKDOWN_LINE.match, others))), len(lines) - len(others)
+    prose = [line for line in lines if not _LAYOUT_LINE.match(line)]
+    signs, layout = sum(map(bool, map(_MARKDOWN_LINE.match, prose))), len(lines) - len(prose)
     return layout >= max(2, len(lines) / 2, 4 * signs) or _CODE_COMMENT.search(text) is not None
 
 
@@ -237,7 +237,7 @@ def _draw_markdown(text: str, formulas: list[tuple[str, str]], budget: _Budget) 
 
 def _keep_layout(tokens: Sequence[Token], lines: Sequence[str]) -> list[Token]:
     """Return tokens in which paragraphs with indented lines, such as tracebacks, are code, so that they keep them."""
-    kept: list[Token] = []
+    rewritten_tokens: list[Token] = []
     position = 0
     while position < len(tokens):
         token = tokens[position]
@@ -246,11 +246,11 @@ def _keep_layout(tokens: Sequence[Token], lines: Sequence[str]) -> list[Token]:
         block = lines[first:end] if is_paragraph else []
         is_layout = any(line.startswith(("  ", "\t")) for line in block[1:])
         if is_layout and not any(_FORMULA_SIGN.search(line) or _LIST_LINE.match(line) for line in block):
-            kept.append(Token("code_block", "code", 0, content="\n".join(block), map=[first, end]))
+            rewritten_tokens.append(Token("code_block", "code", 0, content="\n".join(block), map=[first, end]))
         else:
-            kept += tokens[position : position + (3 if is_paragraph else 1)]
+            rewritten_tokens += tokens[position : position + (3 if is_paragraph else 1)]
         position += 3 if is_paragraph else 1
-    return kept
+    return rewritten_tokens
 
 
 def _cut_tokens(tokens: Sequence[Token]) -> tuple[int, int]:
