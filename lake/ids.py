@@ -40,6 +40,11 @@ def key_hash(*fields: str | int | float | bool | None) -> int:
     return text_hash(_KEY.encode(fields))
 
 
+def hash_engine_encoding(tokenizer: str | None, chat_template: str | None) -> int:
+    """Hash what made the tokens that an engine recorded: the encoding_id of their rows. None: not named."""
+    return key_hash("engine", tokenizer, chat_template)
+
+
 def fresh_id() -> int:
     """Return a random 63-bit id, for write attempts and jobs, which have no natural key."""
     return secrets.randbits(63)

@@ -392,7 +392,7 @@ def build_tokens_frame(records: Sequence[EpisodeRecord], identities: Sequence[Id
         with_tokens = [(index, step.tokens) for index, step in enumerate(record.steps) if step.tokens is not None]
         if not with_tokens:
             continue
-        encoding_id = ids.key_hash("engine", record.tokenizer, record.chat_template)
+        encoding_id = ids.hash_engine_encoding(record.tokenizer, record.chat_template)
         end_S: dict[int, int] = {}
         for index, tokens in with_tokens:
             prefix = (index - 1 if index else None) if tokens.prefix_step_index is UNSET else tokens.prefix_step_index

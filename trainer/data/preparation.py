@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _Tokenize = Callable[[], "PreTrainedTokenizerBase"]
-_NO_TOKENIZER = ids.key_hash("engine", None, None)
+_NO_TOKENIZER = ids.hash_engine_encoding(None, None)
 """encoding_id of engine rows that do not name their tokenizer."""
 
 

@@ -434,7 +434,7 @@ def compute_rendered_encoding(tokenizer: "PreTrainedTokenizerBase") -> int:
 
 def compute_engine_encoding(tokenizer: "PreTrainedTokenizerBase") -> int:
     """Return the encoding_id of engine rows that name this tokenizer and template."""
-    return ids.key_hash("engine", hash_tokenizer(tokenizer), str(tokenizer.chat_template))
+    return ids.hash_engine_encoding(hash_tokenizer(tokenizer), str(tokenizer.chat_template))
 
 
 EPISODES_A_WRITE = 2048

@@ -83,7 +83,7 @@ class ContextRenderer:
 
     def store_tokenizer(self, objects: Objects) -> None:
         """Store the tokenizer in a lake, under the encoding of the tokens that policies record with it."""
-        encoding_id = ids.key_hash("engine", self.identity, str(self.tokenizer.chat_template))
+        encoding_id = ids.hash_engine_encoding(self.identity, str(self.tokenizer.chat_template))
         store_tokenizer(objects, self.tokenizer.backend_tokenizer.to_str(), [encoding_id])
 
     def text(
