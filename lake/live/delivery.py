@@ -184,6 +184,10 @@ class EpisodeLog:
         Otherwise an episode that stays open would keep all segments since it began. Raises OSError.
         """
         needed = sum(map(self.size, self._episodes))
+        if self.spool.problem is not None:
+            if self.spool.is_disk_full and needed < min(self.spool.disk_bytes, BATCH_BYTES):
+                self._make_room()
+            return
         oldest = min((episode.first.segment for episode in self._episodes.values()), default=0)
         old = [key for key in self.open if self._episodes[key].first.segment == oldest]
         if self.spool.is_roomy or 2 * needed > self.spool.size or not old:
@@ -191,6 +195,12 @@ class EpisodeLog:
         if self.copy(old, self.spool):
             self.refresh()
             self.trim()
+
+    def _make_room(self) -> None:
+        """Move the frames of all episodes to memory, because the disk takes no copies of them. Raises OSError."""
+        payloads = [payload for key in self._episodes for payload in self.payloads(key)]
+        if self.spool.move_to_memory(payloads, self._at, _SYNC_SECONDS):
+            self._episodes.clear()
 
     def copy(self, keys: Iterable[bytes], spool: Spool) -> bool:
         """Append the frames of episodes to a spool, and return whether they are on disk.
@@ -497,7 +507,8 @@ class Delivery:
         while keys := self._choose_batch(log):
             self._deliver_batch(log, keys)
         if is_own:
-            log.carry()
+            if not self._is_closing:
+                log.carry()
             log.trim()
         else:
             self.counts.left_out += log.lost

@@ -29,7 +29,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -278,6 +278,7 @@ class Spool:
         """Invalid bytes of an adopted spool."""
         self.problem: str | None = None
         """Why the spool cannot be written now."""
+        self.is_disk_full = False
         self._lock_file = lock
         self._max_bytes, self._buffer_bytes = max_bytes, buffer_bytes
         # The segment that is being written is never deleted. If it could take all the room, none would become free.
@@ -289,6 +290,8 @@ class Spool:
         """File of the current segment; None if the next frame begins a segment."""
         self._header = b""
         self._state = threading.Condition()
+        self._writing = threading.Lock()
+        """Held while frames are written, so that `move_to_memory` does not change what is pending."""
         self._wakeup = WakeupSignal()
         self._pending: list[bytes] = []
         self.unwritten_bytes = 0
@@ -391,9 +394,14 @@ class Spool:
         self.owner = owner
 
     @property
+    def disk_bytes(self) -> int:
+        """Bytes on disk."""
+        return sum(list(self._ends.values()))
+
+    @property
     def size(self) -> int:
         """Bytes on disk and in memory."""
-        return sum(list(self._ends.values())) + self.unwritten_bytes
+        return self.disk_bytes + self.unwritten_bytes
 
     @property
     def is_roomy(self) -> bool:
@@ -490,6 +498,38 @@ class Spool:
                 del self._ends[number]
             self._state.notify_all()
 
+    def move_to_memory(self, payloads: Sequence[bytes], read: Position, timeout: float) -> bool:
+        """Delete the segments up to a position, and write frames of them again, before the frames that wait.
+
+        A spool that filled its disk gets room again in this way. Until they are written, the frames are in memory only.
+
+        Args:
+            payloads: the frames that are still needed; all of them are on disk at or before `read`.
+            read: the newest position on disk.
+            timeout: seconds to wait for a write that is under way.
+
+        Returns:
+            Whether it was done: not if a frame was written since, or if a write takes longer.
+
+        Raises:
+            OSError: a segment cannot be deleted.
+        """
+        if not self._writing.acquire(timeout=timeout):
+            return False
+        try:
+            newest = max(self._ends.items(), default=(0, 0))
+            if self._file is not None or newest != (read.segment, read.offset + read.length):
+                return False
+            self.trim(Position(*newest, 0))
+            with self._state:
+                self._pending[:0] = payloads
+                self.unwritten_bytes += sum(len(payload) + FRAME_BYTES for payload in payloads)
+                self._synced -= len(payloads)
+            self._wakeup.notify(is_urgent=True)
+            return True
+        finally:
+            self._writing.release()
+
     def close(self, *, remove: bool = False, timeout: float = _CLOSING_SECONDS) -> bool:
         """Write the frames in memory and unlock the folder; return whether all were written in time.
 
@@ -526,27 +566,28 @@ class Spool:
         failures, limit = 0, self._segment_bytes
         while True:
             self._wakeup.gather(compute_pause(failures + 1, first=GROUP_SECONDS, longest=_LONGEST_PAUSE))
-            with self._state:
-                size, count = 0, 0
-                while count < len(self._pending) and (not count or size < limit):
-                    size += len(self._pending[count])
-                    count += 1
-                batch = self._pending[:count]
-                is_closing = self._is_closing
-            if not batch:
-                if is_closing:
-                    return
-                continue
-            try:
-                self._write(batch)
-            except OSError as error:
-                self._fail(error)
-                if is_closing:
-                    return
-                failures += 1
-                limit = sum(map(len, batch)) // 2  # fewer frames may still fit
-            else:
-                failures, limit = 0, self._segment_bytes
+            with self._writing:
+                with self._state:
+                    size, count = 0, 0
+                    while count < len(self._pending) and (not count or size < limit):
+                        size += len(self._pending[count])
+                        count += 1
+                    batch = self._pending[:count]
+                    is_closing = self._is_closing
+                if not batch:
+                    if is_closing:
+                        return
+                    continue
+                try:
+                    self._write(batch)
+                except OSError as error:
+                    self._fail(error)
+                    if is_closing:
+                        return
+                    failures += 1
+                    limit = size // 2  # fewer frames may still fit
+                else:
+                    failures, limit = 0, self._segment_bytes
             if self._pending or self._is_closing:
                 self._wakeup.notify()
 
@@ -595,6 +636,7 @@ class Spool:
             _log.warning("the spool %s cannot be written and is tried again: %s", self.folder, error)
         with self._state:
             self.problem = error.strerror or str(error)
+            self.is_disk_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._state.notify_all()
         if self._file is not None:
             end = self._ends[self._number]

@@ -134,12 +134,17 @@ def test_a_spool_that_alone_fills_its_disk_makes_room_by_delivering(tmp_path: Pa
     empty_lake(tmp_path / "lake")
     with disk(tmp_path / "disk", "1m") as small:
         recorder = lake.recorder(tmp_path / "lake", run="agent", spool=small / "spool", batch_seconds=0.05)
-        for number in range(100):
-            agent(recorder, number)
-        # A flush that finds the disk still full fails, and delivers what it can: a later one succeeds.
-        assert any(recorder.flush(60) for _ in range(20))
+        with recorder.episode("task", rollout_index=100) as episode:
+            # The beginning of an open episode may be all that is still needed of the spool.
+            with episode.step(state="s") as step:
+                step.action("x" * 20_000)
+            for number in range(100):
+                agent(recorder, number)
+            # A flush that finds the disk still full fails, and delivers what it can: a later one succeeds.
+            assert any(recorder.flush(60) for _ in range(4))
+            assert recorder.stats().delivered == 100
         assert recorder.close(60)
-    assert delivered(tmp_path) == list(range(100))
+    assert delivered(tmp_path) == list(range(101))
 
 
 def test_what_was_recorded_while_the_lake_was_away_is_delivered_by_the_next_process(tmp_path: Path) -> None:
