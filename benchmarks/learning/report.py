@@ -197,16 +197,22 @@ def _tell_gate(report: Report) -> str:
 
 
 def list_verdicts(report: Report) -> list[tuple[EnvironmentReport, Verdict]]:
-    """Return the declared comparisons of success, corrected over all environments that have enough whole seeds."""
+    """Return the declared comparisons of success of the environments that have enough whole seeds.
+
+    The correction counts those of all environments that may still be compared; a missing one counts as p = 1.
+    """
     pairs = []
+    missing = 0
     for environment in report.environments:
         if len(environment.whole_seeds) >= LEAST_SEEDS:
             success = {arm: [run.success for run in environment.list_results(arm)] for arm in environment.arms}
             pairs += [(environment, arm, base, paired(success, arm, base)) for arm, base in COMPARED]
-    corrected = holm([1.0 if result.p is None else result.p for *_, result in pairs])
+        elif environment.passes_gate is not False:
+            missing += len(COMPARED)
+    corrected = holm([1.0 if result.p is None else result.p for *_, result in pairs] + missing * [1.0])
     return [
         (environment, Verdict(arm, base, result, p))
-        for (environment, arm, base, result), p in zip(pairs, corrected, strict=True)
+        for (environment, arm, base, result), p in zip(pairs, corrected, strict=False)
     ]
 
 

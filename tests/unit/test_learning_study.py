@@ -136,9 +136,12 @@ def test_what_is_concluded(tmp_path: Path) -> None:
     assert against_grpo.result.p == pytest.approx(2 / 256)
     assert against_grpo.words == "better"
     assert against_rloo.words == "null: no difference shown"
-    twice = Report(environments=[*report.environments, report.environments[0].model_copy(update={"name": "other"})])
-    more = next(verdict for _, verdict in list_verdicts(twice) if (verdict.one, verdict.other) == ("gigpo", "grpo"))
-    assert more.holm > against_grpo.holm, "all declared comparisons are corrected together"
+    # All declared comparisons are corrected together: six, if another environment may still be compared.
+    [first] = report.environments
+    for change, count in (({}, 6), ({"compared": []}, 6), ({"compared": [], "passes_gate": False}, 3)):
+        more = Report(environments=[first, first.model_copy(update={"name": "other", **change})])
+        corrected = next(verdict.holm for _, verdict in list_verdicts(more) if verdict.other == "grpo")
+        assert corrected == pytest.approx(count * 2 / 256), change
 
 
 def test_agreement_is_ranked_against_success(tmp_path: Path) -> None:
