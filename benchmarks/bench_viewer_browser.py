@@ -2,9 +2,9 @@
 
     python benchmarks/bench_viewer_browser.py [--clicks 20]
 
-An episode of a thousand steps in a lake of its own. Times are from the click to the first frame that shows what was
-asked for, as the browser's own clock sees them, beside requests of the same server that are answered at once. The
-browser, the server and this script share the processors: run it where nothing else does.
+Two lakes: an episode of a thousand steps, and conversations of tau-bench's shape. Times are from the click to the first
+frame that shows what was asked for, as the browser's own clock sees them, beside requests of the same server that
+are answered at once. The browser, the server and this script share the processors: run it where nothing else does.
 """
 
 import argparse
@@ -17,8 +17,11 @@ from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
+import tau_like  # noqa: E402
+
+import lake  # noqa: E402
 from lake import Lake, ids  # noqa: E402
 from testkit.browser_pages import fresh_page, settled  # noqa: E402
 from testkit.browsers import chromium  # noqa: E402
@@ -41,6 +44,34 @@ UNTIL = """
   look();
 })
 """
+
+# What acts, and an expression that is true once the page shows it, become one script: the page's policy forbids eval.
+TIMED = """
+() => new Promise((resolve) => {
+  const visible = (selector) => [...document.querySelectorAll(selector)].filter((element) => element.checkVisibility());
+  const title = () => visible("h1.path").at(-1)?.innerText;
+  const status = () => visible(".find .status").at(-1)?.textContent;
+  const write = (text) => {
+    const field = visible(".find input").at(-1);
+    field.value = text;
+    field.dispatchEvent(new Event("input"));
+  };
+  const firstOnScreen = (selector) => visible(selector).find((element) => element.getBoundingClientRect().top > 0);
+  const before = title(), began = performance.now();
+  ACT;
+  const look = () => (SHOWN)
+    ? requestAnimationFrame(() => resolve(performance.now() - began))
+    : requestAnimationFrame(look);
+  look();
+})
+"""
+CONVERSATIONS = 150
+BYTES_OF_A_CONVERSATION = 25_000
+
+
+def timed(page: Any, act: str, shown: str) -> float:
+    """Milliseconds from an act until the page shows its effect, painted."""
+    return float(page.evaluate(TIMED.replace("ACT", act).replace("SHOWN", shown)))
 
 
 def long_lake(folder: Path) -> Lake:
@@ -121,6 +152,51 @@ def pages(page: Any, clicks: int) -> None:
     told("Back to the list, its row marked, ms", back)
 
 
+def turn(page: Any, label: str) -> float:
+    """Go to the neighbour of an episode that a link names."""
+    page.wait_for_timeout(PAUSE_MS)
+    link = f"[...document.querySelectorAll('.turn a')].findLast((link) => link.innerText.includes('{label}'))"
+    is_drawn = "title() !== before && document.querySelector('.trajlake-transcript .speech')"
+    return timed(page, f"{link}.click()", is_drawn)
+
+
+def conversations(page: Any, clicks: int) -> None:
+    """Read conversations: to the next and back, their words, their messages and steps."""
+    page.goto("/episodes")
+    settled(page, "Episodes")
+    page.locator("tbody a[href*=episode]").first.click()
+    settled(page, "Episode")
+    told("the next episode, its conversation drawn, ms", [turn(page, "Next") for _ in range(clicks)])
+    told("the previous episode, which was read before, ms", [turn(page, "Previous") for _ in range(clicks)])
+    settled(page, "Episode")
+    hits, folds, ledgers = [], [], []
+    for number in range(clicks):
+        page.wait_for_timeout(PAUSE_MS)
+        hits.append(timed(page, f"write('{'etao'[number % 4]}')", "status()"))
+        page.wait_for_timeout(PAUSE_MS)
+        timed(page, "write('')", "!status() && firstOnScreen('.speech details > summary')")
+        summary = "firstOnScreen('.speech details > summary'); const was = summary.parentElement.open"
+        folds.append(timed(page, f"const summary = {summary}; summary.click()", "summary.parentElement.open !== was"))
+        page.wait_for_timeout(PAUSE_MS)
+        opened = "document.querySelector('.step .aside')"
+        ledgers.append(timed(page, "firstOnScreen('.step:not(.end) > .head').click()", opened))
+        timed(page, f"{opened}.closest('.step').querySelector('.head').click()", f"!{opened}")
+    told("find, its hits marked, ms", hits)
+    told("a message folds, ms", folds)
+    told("a step's ledger opens, ms", ledgers)
+
+
+def conversation_lake(folder: Path) -> Lake:
+    """Conversations of a simulated user with an agent that has tools, with a credit."""
+    folder.mkdir()
+    lk = lake.open(folder / "lake", create=True)
+    source = folder / "airline.json"
+    tau_like.write(source, CONVERSATIONS * BYTES_OF_A_CONVERSATION)
+    lk.ingest(source)
+    add_credit(lk, step_source="terminal_score")
+    return lk
+
+
 def main() -> None:
     """Make the lake, click, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -136,6 +212,9 @@ def main() -> None:
                 steps(page, episode, clicks)
             with fresh_page(browser, running.address) as page:
                 pages(page, clicks)
+        talks = conversation_lake(Path(folder, "talks"))
+        with viewer(talks.uri) as running, chromium() as browser, fresh_page(browser, running.address) as page:
+            conversations(page, clicks)
 
 
 if __name__ == "__main__":
