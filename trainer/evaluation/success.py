@@ -173,13 +173,7 @@ def summarise_measures(tasks: pl.DataFrame, ks: Sequence[int]) -> list[MeasureSu
 
 
 def compare_names(
-    attempts: pl.DataFrame,
-    *,
-    name: str,
-    baseline: str,
-    threshold: float = 1.0,
-    ks: Sequence[int] = (1,),
-    seed: int = 0,
+    attempts: pl.DataFrame, *, name: str, baseline: str, threshold: float = 1.0, ks: Sequence[int] = (1,), seed: int = 0
 ) -> pl.DataFrame:
     """Compare two names, measure by measure, on the tasks that both attempted.
 

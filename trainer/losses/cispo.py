@@ -33,8 +33,5 @@ class CISPO(RatioLoss):
         ratio_N = clamped_ratio(anchored_log_ratio(rows, self.correction).detach())
         loss_N = -ratio_N.clamp(self.min_ratio, self.max_ratio) * advantages_N * rows.logprobs_N
         loss_N, sums = apply_correction(rows, self.correction, loss_N, weighted=self.correction.decoupled)
-        sums |= {
-            "clipped_high": (ratio_N > self.max_ratio).sum(),
-            "clipped_low": (ratio_N < self.min_ratio).sum(),
-        }
+        sums |= {"clipped_high": (ratio_N > self.max_ratio).sum(), "clipped_low": (ratio_N < self.min_ratio).sum()}
         return add_regularisers(rows, self, loss_N, sums)

@@ -53,14 +53,7 @@ class _RunJobs:
 
 
 def run_loop(
-    lake: Lake,
-    collecting: Lake,
-    config: OnlineConfig,
-    out: Path,
-    run_id: str,
-    *,
-    resumes: bool,
-    say: Say,
+    lake: Lake, collecting: Lake, config: OnlineConfig, out: Path, run_id: str, *, resumes: bool, say: Say
 ) -> LoopResult:
     """Run the loop in a folder, or resume it.
 
