@@ -37,6 +37,10 @@ class AlarmConfig(FrozenModel):
     """Lowest mean entropy, as a share of the entropy at the run's first update."""
     entropy_rise: float | None = Field(2.0, gt=1)
     """Highest mean entropy, as a multiple of the run's lowest so far; a lowest below 0.1 nats counts as 0.1."""
+    policy_jump: float | None = Field(0.15, gt=0, lt=1)
+    """Highest rise of the share of tokens whose ratio is outside [0.5, 2], since the first update on the rollouts."""
+    policy_standstill: float | None = Field(0.005, gt=0)
+    """Lowest mean |log ratio|, in nats, that one of several updates on the same rollouts has to reach."""
     effective_sample_size: float | None = Field(0.1, gt=0, lt=1)
     """Lowest effective sample size of weights or ratios, as a share of the tokens."""
     dead_groups: float | None = Field(0.8, gt=0, le=1)

@@ -39,49 +39,51 @@ SELECT count(*) FILTER (anchor_episodes > 1) AS shared, count(*) AS steps FROM {
 
 _LOW = 0.1
 """Nats below which an entropy has no multiple: it is noise of a nearly deterministic policy."""
+_PATIENCE = 8
+"""Updates, without the first of each plan, after which a policy that did not move is reported."""
 
 
 @dataclass(slots=True)
 class Alarms:
     """Alarms that are active, from update to update: signs that usually precede a failed run.
 
-    Each of five signs has a threshold: the policy's entropy collapses, or rises again, few tokens dominate the weights
-    or ratios of an update (low effective sample size), most groups have no signal, few steps share their anchor state
-    with a sibling. The first three are checked after every update, the others once, in the data. An alarm is reported
-    when it starts, and again only after the figure has recovered. Every update's row counts the active alarms.
+    Signs in an update: the policy's entropy collapses, or rises again; few tokens dominate the weights or ratios (low
+    effective sample size); the policy jumps away from the rollouts, or does not move. Signs in the data, checked once:
+    most groups have no signal, few steps share their anchor state with a sibling. An alarm is reported when it starts,
+    and again only after the figure has recovered. Every update's row counts the active alarms.
     """
 
     config: AlarmConfig
     """Thresholds."""
-    first_entropy: float | None = None
-    """Entropy at the run's first update; None before it, and for losses that do not compute it."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Figures of the updates so far that the next ones are compared with, by name."""
     active: set[str] = field(default_factory=set)
     """Names of the alarms that were active at the last update."""
-    lowest_entropy: float | None = None
-    """Lowest entropy so far."""
 
-    def check(self, metrics: Mapping[str, float]) -> list[str]:
-        """Check the metrics of an update (those of `METRICS`); return a sentence for each alarm that starts here."""
-        if self.first_entropy is None:
-            self.first_entropy = metrics.get("entropy")
+    def check(self, metrics: Mapping[str, float], index: int = 0) -> list[str]:
+        """Check the metrics of an update (those of `METRICS`); return a sentence for each alarm that starts here.
+
+        `index` is the update's number in its plan: the ratios of number 0 are those before the plan's first change.
+        """
         config, entropy, alarms = self.config, metrics.get("entropy"), {}
-        floors = [] if config.entropy is None else [config.entropy]
-        if config.entropy_share is not None and self.first_entropy is not None:
-            floors.append(config.entropy_share * self.first_entropy)
-        if entropy is not None and floors and not entropy >= max(floors):
-            alarms["entropy"] = (
-                f"entropy {entropy:.3g} nats, below {max(floors):.3g}: the policy collapses onto single tokens; "
-                "lower --lr, add an entropy bonus or a KL term"
-            )
         if entropy is not None:
+            first = self.figures.setdefault("first_entropy", entropy)
             # A comparison with NaN is false: an entropy that is none leaves the lowest as it is.
-            self.lowest_entropy = min(math.inf if self.lowest_entropy is None else self.lowest_entropy, entropy)
-            if config.entropy_rise is not None and entropy > config.entropy_rise * max(self.lowest_entropy, _LOW):
+            lowest = self.figures["lowest_entropy"] = min(self.figures.get("lowest_entropy", math.inf), entropy)
+            least = max(config.entropy or 0.0, (config.entropy_share or 0.0) * first)
+            if least > 0 and not entropy >= least:
+                alarms["entropy"] = (
+                    f"entropy {entropy:.3g} nats, below {least:.3g}: the policy collapses onto single tokens; "
+                    "lower --lr, add an entropy bonus or a KL term"
+                )
+            if config.entropy_rise is not None and entropy > config.entropy_rise * max(lowest, _LOW):
                 alarms["entropy_rise"] = (
                     f"entropy {entropy:.3g} nats, more than {config.entropy_rise:g} times the lowest so far "
-                    f"({self.lowest_entropy:.3g}): the policy is pushed away from what it did; lower --lr or the "
-                    "entropy bonus, or let episodes weigh alike (loss grpo)"
+                    f"({lowest:.3g}): the policy is pushed away from what it did; lower --lr or the entropy bonus, or "
+                    "let episodes weigh alike (loss grpo)"
                 )
+        if "outside_half_two" in metrics:
+            alarms |= self._check_ratios(metrics["outside_half_two"], metrics["log_ratio_abs"], index)
         floor = config.effective_sample_size
         for name, value in sorted(metrics.items()):
             if floor is not None and name.endswith("_ess") and value < floor:
@@ -92,6 +94,28 @@ class Alarms:
         started = [sentence for name, sentence in alarms.items() if name not in self.active]
         self.active = set(alarms)
         return started
+
+    def _check_ratios(self, outside: float, change: float, index: int) -> dict[str, str]:
+        """Check the share of tokens outside [0.5, 2] and the mean |log ratio|; return sentences of active alarms."""
+        jump, standstill, figures, alarms = self.config.policy_jump, self.config.policy_standstill, self.figures, {}
+        if index == 0:
+            figures["first_outside"] = outside
+        else:
+            figures["follow_ups"] = figures.get("follow_ups", 0) + 1
+            figures["largest_change"] = max(figures.get("largest_change", 0.0), change)
+        first, count = figures.get("first_outside", 0.0), figures.get("follow_ups", 0)
+        if jump is not None and outside - first > jump:
+            alarms["policy_jump"] = (
+                f"{outside:.0%} of the tokens have a ratio outside [0.5, 2], after {first:.0%} at the first update on "
+                f"the rollouts, a rise above {jump:.0%}: few updates replace the policy; lower --lr to a third, or do "
+                "fewer updates on the same rollouts"
+            )
+        if standstill is not None and count >= _PATIENCE and figures["largest_change"] < standstill:
+            alarms["policy_standstill"] = (
+                f"mean |log ratio| at most {figures['largest_change']:.2g} nats in {count:.0f} updates, below "
+                f"{standstill:g}: the policy does not move; raise --lr tenfold"
+            )
+        return alarms
 
 
 def find_data_alarms(config: AlarmConfig, snapshot: Snapshot, selection: TrainingSelection) -> list[str]:
@@ -176,7 +200,7 @@ class UpdateMonitor:
                     tokens=step.tokens, squared_lengths=step.squared_lengths, loss_tokens=step.loss_tokens
                 )
                 metrics["mfu"] = operations / seconds / (self._peak * self._devices)
-        report.alarms.extend(self._alarms.check(metrics))
+        report.alarms.extend(self._alarms.check(metrics, step.index))
         metrics["alarms"] = float(len(self._alarms.active))
 
 
@@ -196,9 +220,9 @@ def find_best(history: Sequence[Measurement], min_improvement: float = 0.0) -> M
     return winner
 
 
-def find_exported_step(history: Sequence[Measurement], config: ValidationConfig | None) -> int | None:
-    """Return the number of updates of the exported weights; None if the last weights are exported."""
-    winner = None if config is None or not config.export else find_best(history, config.min_improvement)
+def find_best_step(history: Sequence[Measurement], config: ValidationConfig | None) -> int | None:
+    """Return the number of updates at the best measurement; None without one."""
+    winner = None if config is None else find_best(history, config.min_improvement)
     return None if winner is None else winner[0]
 
 
@@ -206,9 +230,8 @@ def should_stop(history: Sequence[Measurement], config: ValidationConfig) -> boo
     """Return whether `patience` measurements in a row brought no improvement."""
     if config.patience is None or not history:
         return False
-    winner = find_best(history, config.min_improvement)
-    since = sum(1 for step, _ in history if winner is None or step > winner[0])
-    return since >= config.patience
+    best = find_best_step(history, config)
+    return sum(1 for step, _ in history if best is None or step > best) >= config.patience
 
 
 def negative_log_likelihood(backend: "PolicyBackend", snapshot: Snapshot, plan: "Plan", config: "TrainConfig") -> float:

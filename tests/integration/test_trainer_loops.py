@@ -209,9 +209,10 @@ def test_an_alarm_compares_with_the_first_update_of_the_run_also_after_resuming(
         [read_state(path) for path in sorted((tmp_path / name / "checkpoints").iterdir())]
         for name in ("straight", "out")
     )
-    assert straight[0].first_entropy is not None
-    expected = [(state.first_entropy, state.standing_alarms) for state in straight]
-    by_step = {state.optimizer_step: (state.first_entropy, state.standing_alarms) for state in resumed}
+    assert straight[0].alarm_figures["first_entropy"] > 0
+    assert [state.alarm_figures.get("follow_ups", 0) for state in straight] == list(range(len(straight)))
+    expected = [(state.alarm_figures, state.standing_alarms) for state in straight]
+    by_step = {state.optimizer_step: (state.alarm_figures, state.standing_alarms) for state in resumed}
     assert list(by_step.values()) == expected
 
 

@@ -32,10 +32,48 @@ def test_a_rise_is_compared_with_the_lowest_so_far_and_noise_of_a_certain_policy
     assert [len(sentences) for sentences in messages] == [0, 0, 0, 1, 0, 0]
     assert "0.73" in messages[3][0]
     assert "(0.29)" in messages[3][0]
-    resumed = Alarms(AlarmConfig(entropy=None, entropy_share=None), 0.7, set(), alarms.lowest_entropy)
+    resumed = Alarms(AlarmConfig(entropy=None, entropy_share=None), alarms.figures)
     assert len(resumed.check({"entropy": 0.6})) == 1
     certain = Alarms(AlarmConfig(entropy=None, entropy_share=None))
     assert [certain.check({"entropy": value}) for value in (0.01, 0.19)] == [[], []]
+
+
+def ratios(outside: float, change: float) -> dict[str, float]:
+    """Return the metrics of the ratios to the policy that sampled the rollouts."""
+    return {"outside_half_two": outside, "log_ratio_abs": change}
+
+
+# The figures of both tests are those of Taxi's pilots in docs/lab-log.md.
+def test_a_jump_is_a_rise_since_the_first_update_on_the_rollouts() -> None:
+    healthy, jumping = (0.0, 0.080, 0.032, 0.026), (0.0, 0.205, 0.213, 0.234)
+    for shares, expected in ((healthy, [0, 0, 0, 0]), (jumping, [0, 1, 0, 0])):
+        alarms = Alarms(AlarmConfig())
+        messages = [alarms.check(ratios(share, 0.4), index) for index, share in enumerate(shares)]
+        assert [len(sentences) for sentences in messages] == expected
+    assert messages[1][0].startswith("20% of the tokens have a ratio outside [0.5, 2], after 0% at the first update")
+    assert "above 15%" in messages[1][0]
+    assert "lower --lr" in messages[1][0]
+    stale = Alarms(AlarmConfig())
+    assert [stale.check(ratios(share, 0.4), index) for index, share in enumerate((0.3, 0.44))] == [[], []]
+    assert len(Alarms(AlarmConfig(), stale.figures).check(ratios(0.46, 0.4), 2)) == 1
+
+
+def test_a_policy_stands_still_if_none_of_eight_updates_after_the_first_of_a_round_moved_it() -> None:
+    still, moving = (2.6e-7, 0.0016, 0.0026, 0.0035), (2.6e-7, 0.012, 0.020, 0.030)
+    for changes, expected in ((still, [0] * 10 + [1, 0]), (moving, [0] * 12)):
+        alarms = Alarms(AlarmConfig())
+        messages = [alarms.check(ratios(0.0, changes[number % 4]), number % 4) for number in range(12)]
+        assert [len(sentences) for sentences in messages] == expected
+        assert ("policy_standstill" in alarms.active) == (1 in expected)
+        if 1 in expected:
+            assert messages[10][0].startswith("mean |log ratio| at most 0.0035 nats in 8 updates, below 0.005")
+            assert alarms.check(ratios(0.0, 2.6e-7), 0) == []
+            assert "raise --lr" in messages[10][0]
+
+
+def test_one_update_a_round_says_nothing_of_how_far_the_policy_moves() -> None:
+    alarms = Alarms(AlarmConfig())
+    assert [alarms.check(ratios(0.0, 2.6e-7)) for _ in range(20)] == [[]] * 20
 
 
 def test_of_two_floors_the_higher_one_counts() -> None:
@@ -53,8 +91,9 @@ def test_any_effective_sample_size_is_looked_at() -> None:
 
 
 def test_none_switches_an_alarm_off() -> None:
-    alarms = Alarms(AlarmConfig(entropy=None, entropy_share=None, effective_sample_size=None, entropy_rise=None))
-    assert [alarms.check({"entropy": value, "ratio_ess": 0.0}) for value in (0.0, 9.0)] == [[], []]
+    alarms = Alarms(AlarmConfig.model_validate(dict.fromkeys(AlarmConfig.model_fields)))
+    rows = [{"entropy": value, "ratio_ess": 0.0, **ratios(value / 9, 0.0)} for value in [0.0, *[9.0] * 9]]
+    assert [alarms.check(row, index) for index, row in enumerate(rows)] == [[]] * 10
 
 
 def test_losses_without_entropy_raise_no_alarm() -> None:

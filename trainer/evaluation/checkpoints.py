@@ -145,7 +145,7 @@ def locate_saved_state(path: Path, run: RunFolder) -> CheckpointLocation:
 def locate_final_model(run: RunFolder) -> CheckpointLocation:
     """Locate a run's final model: its last weights, or its best ones if it exports those."""
     from trainer.config import ValidationConfig
-    from trainer.monitor import find_exported_step
+    from trainer.monitor import find_best_step
     from trainer.runs.checkpoint import read_state
 
     newest, record = find_newest_state(run), run.read()
@@ -155,9 +155,8 @@ def locate_final_model(run: RunFolder) -> CheckpointLocation:
     state = read_state(newest)
     options = state.config.get("validation")
     options = None if options is None else validate(ValidationConfig, options, f"{newest / STATE_FILE}: ")
-    return CheckpointLocation(
-        find_settled(run.final), f"{name}@final", find_exported_step(state.validations, options) or state.optimizer_step
-    )
+    best = find_best_step(state.validations, options) if options is not None and options.export else None
+    return CheckpointLocation(find_settled(run.final), f"{name}@final", best or state.optimizer_step)
 
 
 def find_newest_state(run: RunFolder) -> Path | None:

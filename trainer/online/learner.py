@@ -182,9 +182,7 @@ class Learner:
             raise CheckpointError(f"checkpoint {folder} is not the one that the table `checkpoints` names; restore it")
         self.version = self.saved_version = row["policy_version"]
         self.optimizer_steps = row["optimizer_step"]
-        self._alarms = Alarms(
-            self._trainer.alarms, state.first_entropy, set(state.standing_alarms), state.lowest_entropy
-        )
+        self._alarms = Alarms(self._trainer.alarms, dict(state.alarm_figures), set(state.standing_alarms))
         self._watch = UpdateMonitor(self._trainer, self.backend.policy, 1, self._alarms)
         self._written = [(self.optimizer_steps, folder)]
 
@@ -260,8 +258,7 @@ class Learner:
             plan_hash="",
             snapshot=snapshot,
             config=self._trainer.model_dump(mode="json"),
-            first_entropy=self._alarms.first_entropy,
-            lowest_entropy=self._alarms.lowest_entropy,
+            alarm_figures=dict(self._alarms.figures),
             standing_alarms=sorted(self._alarms.active),
         )
         state = save_checkpoint(folder, self.backend, state)

@@ -62,10 +62,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Versions and hardware that exact repetition depends on."""
     validations: list[tuple[int, float]] = []
     """Measurements on held-out episodes so far: updates done, negative log-likelihood."""
-    first_entropy: float | None = None
-    """Entropy at the run's first update, for the entropy alarm."""
-    lowest_entropy: float | None = None
-    """Lowest entropy of an update so far, for the alarm of its rise."""
+    alarm_figures: dict[str, float] = {}
+    """Figures of the updates so far that alarms compare with."""
     standing_alarms: list[str] = []
     """Alarms that were active at the last update."""
 

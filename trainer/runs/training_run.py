@@ -34,7 +34,7 @@ from trainer.monitor import (
     Alarms,
     Measurement,
     UpdateMonitor,
-    find_best,
+    find_best_step,
     find_data_alarms,
     negative_log_likelihood,
     should_stop,
@@ -157,7 +157,7 @@ class TrainingRun:
     history: list[Measurement] = field(default_factory=list)
     """Measurements on held-out episodes so far."""
     alarms: Alarms = field(init=False)
-    """Active alarms, and the entropy that they compare with."""
+    """Active alarms, and the figures that they compare with."""
     pending: list[StepReport] = field(default_factory=list)
     """Updates that no checkpoint holds yet."""
     tokens: int = 0
@@ -170,7 +170,7 @@ class TrainingRun:
         self.alarms = Alarms(config.alarms)
         if state is not None:
             self.history = list(state.validations)
-            self.alarms = Alarms(config.alarms, state.first_entropy, set(state.standing_alarms), state.lowest_entropy)
+            self.alarms = Alarms(config.alarms, dict(state.alarm_figures), set(state.standing_alarms))
 
     def finish(self, *, on_step: Progress | None, evaluate: Evaluation | None = None) -> TrainResult:
         """Do the remaining optimizer steps, or stop early where validation says so; then export the model."""
@@ -193,10 +193,11 @@ class TrainingRun:
             patience = config.validation.patience
             notes.append(f"stopped after {format_count(done, 'update')}: no improvement in {patience} measurements")
         if config.validation is not None and config.validation.export:
-            folder = dict(self.written).get(-1 if self._best_step is None else self._best_step)
+            best = find_best_step(self.history, config.validation)
+            folder = dict(self.written).get(-1 if best is None else best)
             if folder is not None:
                 load_checkpoint(folder, backend)
-                notes.append(f"exported: the weights after {self._best_step} updates, the best in validation")
+                notes.append(f"exported: the weights after {best} updates, the best in validation")
         with track("write the model"):
             export_model(backend, config, self.folder.final)
         digest = backend.digest()
@@ -251,18 +252,12 @@ class TrainingRun:
         nats = negative_log_likelihood(self.run.backend, self.run.prepared.snapshot, plan, self.run.config)
         report.metrics["validation_nll"] = nats
         self.history.append((done, nats))
-        return options.export and self._best_step == done
+        return options.export and find_best_step(self.history, options) == done
 
     @property
     def _stopped(self) -> bool:
         options = self.run.config.validation
         return options is not None and should_stop(self.history, options)
-
-    @property
-    def _best_step(self) -> int | None:
-        options = self.run.config.validation
-        winner = None if options is None else find_best(self.history, options.min_improvement)
-        return None if winner is None else winner[0]
 
     def _save(self, done: int) -> None:
         """Write a checkpoint: its folder, then the rows of its updates, then its own row."""
@@ -275,8 +270,7 @@ class TrainingRun:
             snapshot=record.snapshot,
             config=self.run.parameters,
             validations=self.history,
-            first_entropy=self.alarms.first_entropy,
-            lowest_entropy=self.alarms.lowest_entropy,
+            alarm_figures=dict(self.alarms.figures),
             standing_alarms=sorted(self.alarms.active),
         )
         state = save_checkpoint(folder, self.run.backend, state)
@@ -300,8 +294,9 @@ class TrainingRun:
         }
         self.job.write("checkpoints", pl.DataFrame([row]))
         self.pending.clear()
-        self.written = select_retained([*self.written, (done, folder)], self.run.config.keep_last, self._best_step)
-        if self.run.config.keep_last is not None and self.run.backend.ranks.leads:
+        config, written = self.run.config, [*self.written, (done, folder)]
+        self.written = select_retained(written, config.keep_last, find_best_step(self.history, config.validation))
+        if config.keep_last is not None and self.run.backend.ranks.leads:
             prune(self.folder.checkpoints, [path for _, path in self.written])
 
     def _counts(self, done: int) -> dict[str, int | float | str]:
