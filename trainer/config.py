@@ -246,7 +246,7 @@ class TrainConfig(FrozenModel):
     validation: ValidationConfig | None = None
     """Measure held-out episodes while training, and stop early."""
     alarms: AlarmConfig = AlarmConfig()
-    """Thresholds of warnings about a collapsing policy, or data without signal."""
+    """Thresholds of warnings about the policy (it collapses, jumps or stands still) and about data without signal."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Destinations of metrics in addition to the lake and metrics.jsonl; each needs an extra."""
     device: str = Field("auto", validate_default=True)
