@@ -373,6 +373,21 @@ def test_a_search_finds_messages_too(snap: Reader) -> None:
     assert set(read_excerpts(snap, '"through a MAZE"', page)["found_in"]) == {"first messages"}
 
 
+def test_a_search_finds_tasks_episodes_and_groups_by_their_ids(tmp_path: Path) -> None:
+    """The id of a task or its beginning of three letters, and whole ids of an episode or a group."""
+    records = [*siblings("django__django-11099", [1.0, 0.0]), rollout("dj", 0, 1.0)]
+    reader = Reader(build_lake(tmp_path, records).snapshot())
+    (row,) = reader.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'dj'").rows()
+    django = ["django__django-11099"] * 2
+    named = {"Django__django-11099": django, '"django__"': django, "DJ": ["dj"]}
+    for text, tasks in (named | {ids.to_text(number): ["dj"] for number in row}).items():
+        page = episodes.read_page(reader, EpisodeFilter(text=text), None, ALL)
+        assert page["task_id"].to_list() == tasks, text
+        if text in named:
+            excerpts = read_excerpts(reader, text, page).select("found_in", "excerpt").rows()
+            assert excerpts == [("task id", task) for task in tasks]
+
+
 def test_a_search_shows_what_was_said(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, siblings("t", [1.0, 0.0]))
     rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY rollout_index LIMIT 1")

@@ -37,7 +37,7 @@ class LakeReader(snapshot.SnapshotReader, Protocol):
         ...
 
     def holding(self, text: str) -> pl.DataFrame:
-        """Return the episodes that hold a text; see `lake.search.search_episodes`."""
+        """Return the episodes that hold a text, or have it as an id; see `viewer.reader.Reader.holding`."""
         ...
 
     def members(self, group_id: int) -> list[int]:

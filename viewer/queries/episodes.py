@@ -640,7 +640,9 @@ _STEP_TEXTS = {
     "context": "message",
 }
 """Columns of a step from the most to the least telling, and their names in a list."""
-_EPISODE_TEXTS = {"error": "error", "initial_messages": "first messages", "final_observation": "last messages"}
+_EPISODE_TEXTS = {"error": "error", "initial_messages": "first messages", "final_observation": "last messages"} | {
+    "task_id": "task id"
+}
 _CONTEXT = 60
 """Characters of an excerpt before the hit."""
 _DOCUMENTS = frozenset({"tool_calls", "context", "initial_messages", "final_observation"})
