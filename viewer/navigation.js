@@ -63,7 +63,8 @@ function start() {
     isLeft: true, // whether the address has changed since the run began
     ahead: null, // the episode that is shown before Streamlit has drawn its page
     turns: 0,
-    isPressed: false,
+    pressed: [], // keys whose links are not followed yet
+    opening: null, // of the episode that is to be shown in place
     here: null,
     visited: null,
     theme: `${THEME}${location.pathname}-`,
@@ -132,7 +133,8 @@ async function turn(target, state, isThere = false) {
   const view = document[TRANSCRIPT];
   view.root.ariaBusy = "true";
   if (isThere) document.body.classList.add(FOLLOWING); // Streamlit may be first
-  const answer = await view.opening(target);
+  state.opening = view.opening(target);
+  const answer = await state.opening;
   if (number !== state.turns) return; // the reader has gone on
   if (!answer || !canTurn(target)) return isThere ? giveWay(state) : visit(target, state);
   Object.assign(state, { ahead: target.searchParams.get("episode"), isLeft: !isThere || state.isLeft });
@@ -190,17 +192,20 @@ async function keepPlace(state, episode) {
   }
 }
 
-// A key that is pressed while the page still changes waits for it, so that the link followed is the new page's.
+// A key that is pressed while the page still changes waits for it, so that the link followed is the new page's. A key that
+// is held down follows one link at a time.
 async function press(event, state) {
   const field = event.target.closest?.("input, textarea, select, [contenteditable=true]");
   if (!field && event.key === "?" && !event.ctrlKey && !event.metaKey && !event.altKey) return showKeys();
   if (field || isModified(event) || event.shiftKey || !linkOf(event.key)) return;
   event.preventDefault();
-  if (state.isPressed) return;
-  state.isPressed = true;
-  if (state.ahead === null && !state.isSettled()) await settled(state);
-  state.isPressed = false;
-  linkOf(event.key)?.click();
+  if (event.repeat && state.pressed.length) return;
+  if (state.pressed.push(event.key) > 1) return;
+  for (; state.pressed.length; state.pressed.shift()) {
+    if (state.ahead === null && !state.isSettled()) await settled(state);
+    linkOf(state.pressed[0])?.click();
+    await state.opening?.catch(() => null);
+  }
 }
 
 function showKeys() {

@@ -4,13 +4,14 @@
 const MOST_MARKS = 500;
 const MOST_TERMS = 20;
 const FOUND = "trajlake-found";
+const SLOW_MS = 300; // a status that changes sooner would flicker
 
 function findField(view) {
   const field = el("input");
   field.type = "search";
   field.placeholder = "Find in the episode";
   field.setAttribute("aria-label", "Find in the episode");
-  field.value = view.data.find ?? "";
+  field.value = view.asked;
   view.findStatus = el("span", "status");
   view.findStatus.setAttribute("role", "status");
   view.findNext = button("Next hit", "Go to the next step with the text (Enter in the field)");
@@ -53,8 +54,13 @@ function termsOf(text) {
 // isAtFirst: the reader came with this text, to a step or to the top, and stays there.
 async function ask(view, text, isAtFirst = false) {
   view.asked = text;
+  clearTimeout(view.slow);
+  view.slow = setTimeout(() => (view.findStatus.textContent = "searching"), SLOW_MS);
   const steps = text.trim() ? (await view.asking.other({ find: text })).find : [];
-  if (steps && view.asked === text) showFound(view, text, steps, isAtFirst);
+  if (view.asked !== text) return;
+  clearTimeout(view.slow);
+  if (steps) showFound(view, text, steps, isAtFirst);
+  else view.findStatus.textContent = "no answer";
 }
 
 function showFound(view, text, steps, isAtFirst) {

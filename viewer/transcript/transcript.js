@@ -59,6 +59,8 @@ class Transcript {
     this.heights = new Map();
     this.lines = new Map(data.lines.map((line) => [line.index, line]));
     this.found = new Set();
+    // What the reader looks for stays while episodes are read one after the other.
+    this.asked = (former?.data.find === data.find ? former?.asked : null) ?? data.find ?? "";
     this.asking = data.held ? new Held(this) : new Asking(this);
     this.root = el("div", ["trajlake-transcript", ...data.hidden.map((kind) => `without-${kind}`)].join(" "));
     this.root.classList.toggle("without-credit", !data.credited);
@@ -110,7 +112,7 @@ class Transcript {
   }
 
   start() {
-    if (this.data.find) ask(this, this.data.find, true);
+    if (this.asked) ask(this, this.asked, true);
     if (!this.isNew) return;
     if (this.data.selected === null) {
       this.scroller?.scrollTo(0, 0);
