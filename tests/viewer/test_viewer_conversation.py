@@ -181,7 +181,7 @@ def test_long_texts_leave_messages_calls_and_results_what_they_are(tmp_path: Pat
 
 
 def test_what_says_nothing_new_is_quiet(tmp_path: Path) -> None:
-    """Replies of a tool that are all empty are marked once; without advantages there is no column for them."""
+    """Replies of a tool that are all empty have one grey mark; without advantages there is no column for them."""
     steps = [
         StepRecord(
             state="" if index else "Go.", action="", tool_calls=[{"function": {"name": "log", "arguments": "{}"}}]
@@ -195,8 +195,9 @@ def test_what_says_nothing_new_is_quiet(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, [EpisodeRecord(task_id="t", rollout_index=0, status="completed", steps=steps)])
     transcript = load(Reader(lk.snapshot()), lk.sql("SELECT episode_id FROM episodes").item())
     drawn = describe_lines(transcript, ListWindow(10), None)
-    labels = [[mark[0] for mark in line["marks"]] for line in drawn["lines"]]
-    assert labels == [[outline.EMPTY_REPLY], [outline.FROM_EMPTY_REPLY], [], [], ["malformed action"]]
+    marks = [[mark[:2] for mark in line["marks"]] for line in drawn["lines"]]
+    assert marks == [[(outline.EMPTY_REPLY, "gray")], [], [], [], [("malformed action", "red")]]
+    assert "only empty replies" in drawn["lines"][0]["marks"][0][2]
     assert (drawn["credited"], drawn["rewarded"]) == (False, False)
     described = describe_steps(transcript, range(5))
     badges = [step["badges"] for step in described]

@@ -5,7 +5,7 @@ value is the word `unknown` and a dashed line; a 0 is the digit and the bare cen
 """
 
 import json
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +75,7 @@ EMPTY_REPLY, FROM_EMPTY_REPLY = "empty reply", "came from an empty reply"
 """Labels of marks of a reply without a text."""
 Mark = tuple[str, str, str | None]
 """A label, its colour's name (`transcript.css`), and its explanation."""
+_ALWAYS_EMPTY: Mark = (EMPTY_REPLY, "gray", "The tool has only empty replies in this episode: its first call shows it.")
 FAILED: Mark = ("failed: error", "red", "The reply, or the result of a call, says that it is an error.")
 
 FLAGS: dict[str, Mark] = {
@@ -291,17 +292,19 @@ def describe_action(row: Row) -> str:
     return plain.one_line(", ".join(arguments), MAX_LINE)
 
 
-def find_quiet_steps(outline: pl.DataFrame) -> frozenset[int]:
-    """Return steps with an empty reply of a tool whose replies are all empty, without the first step of each tool."""
-    empty = outline.filter(pl.col("reply_is_empty").all().over("tool"), pl.col("tool").is_not_null())
-    return frozenset(empty.filter(~pl.col("tool").is_first_distinct())["step_index"])
+def find_quiet_steps(outline: pl.DataFrame) -> dict[int, list[Mark]]:
+    """Return the steps whose tool has only empty replies, each with its mark for that: the first step of each tool."""
+    is_empty = pl.col("reply_is_empty")
+    empty = outline.filter(is_empty, is_empty.all().over("tool"), pl.col("tool").is_not_null())
+    steps = empty.select("step_index", pl.col("tool").is_first_distinct())
+    return {step: [_ALWAYS_EMPTY] * is_first for step, is_first in steps.iter_rows()}
 
 
-def list_facts(row: Row, quiet: Collection[int] = ()) -> list[Mark]:
-    """Return marks for the unusual facts of a step; `quiet` has the steps whose empty reply has no mark."""
+def list_facts(row: Row, quiet: Mapping[int, Sequence[Mark]]) -> list[Mark]:
+    """Return marks for the unusual facts of a step; `quiet` has what marks an empty reply that is no surprise."""
     marks = list_reply_faults(row)
     if row["step_index"] in quiet:
-        marks = [mark for mark in marks if mark[0] != EMPTY_REPLY]
+        marks = [*(mark for mark in marks if mark[0] != EMPTY_REPLY), *quiet[row["step_index"]]]
     if row["step_index"] - 1 in quiet:
         marks = [mark for mark in marks if mark[0] != FROM_EMPTY_REPLY]
     if row["is_action_valid"] is False:

@@ -110,8 +110,8 @@ class EpisodeTranscript:
         return plain.parse_messages(*self.read(transcripts.read_document, self.episode_id, "final_observation"))
 
     @cached_property
-    def quiet_steps(self) -> frozenset[int]:
-        """Steps whose empty reply says nothing (`outline.find_quiet_steps`), among the first `MAX_LINES`."""
+    def quiet_steps(self) -> dict[int, list[outline.Mark]]:
+        """Steps whose empty reply is no surprise (`outline.find_quiet_steps`), among the first `MAX_LINES`."""
         return outline.find_quiet_steps(self.lines(ListWindow(MAX_LINES)))
 
     @cached_property
@@ -222,7 +222,7 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
 
 def list_badges(row: Row) -> list[outline.Mark]:
     """Return the marks of a step in the conversation: its errors, and an answer that a limit cut."""
-    marks = [mark for mark in outline.list_facts(row) if mark[1] == "red"]
+    marks = [mark for mark in outline.list_facts(row, {}) if mark[1] == "red"]
     return [*marks, _CUT] if row["finish_reason"] in _CUT_REASONS else marks
 
 
