@@ -43,7 +43,28 @@ def spans(began: list[float | None], took: list[float | None]) -> list[tuple[flo
     ],
 )
 def test_what_a_step_did(tool: str | None, arguments: str | None, summary: str) -> None:
-    assert outline.describe_action({"tool": tool, "arguments": arguments, "action": "go\nleft"}) == summary
+    row = {"tool": tool, "arguments": arguments, "action": "go\nleft", "command": "go\nleft"}
+    assert outline.describe_action(row) == summary
+
+
+def test_a_line_shows_the_command_behind_much_prose(tmp_path: Path) -> None:
+    prose = "I look into the folder that the issue names, " * 9
+    actions = {
+        f"{prose}\n```\ncd a\n```\nthen\n```bash\nls -F\n```\nIt may fail.": "ls -F",
+        f"<think>{prose}</think>\n<action>go left</action>": "go left",
+        f"{prose}<function=bash>\n<parameter=command>ls": "bash> <parameter=command>ls",
+        "Look.\n```\nls\n```\nIt may fail.": "Look. ``` ls ``` It may fail.",
+        prose: "issue names, I look into",
+    }
+    record = rollout("t", 0, 0.0, num_steps=len(actions))
+    for step, action in zip(record.steps, actions, strict=True):
+        step.action = action
+    lk = build_lake(tmp_path, [record])
+    rows = transcripts.read_outline(lk.snapshot(), only_episode(lk), ALL).iter_rows(named=True)
+    for row, (action, command) in zip(rows, actions.items(), strict=True):
+        line = outline.describe_action(row)
+        assert command in line
+        assert line[:39] == action[:39].replace("\n", " ")
 
 
 def test_calls_with_known_starts_are_where_they_were() -> None:

@@ -55,6 +55,8 @@ UPDATES = 20
 _REFUSED_EDIT = "(?:Your proposed edit has introduced|No exact match found|No replacement was performed)"
 """Beginnings of what SWE-agent and OpenHands answer to an edit that they did not make."""
 REFUSAL = rf"^\s*(?:OBSERVATION:\s*|ERROR:\s*)?\[?{_REFUSED_EDIT}"
+_COMMAND = r"(?s).*(?:```[^\n`]*\n(.+?)```|<(?:action>|tool_call>|execute_|function=)(.+?)(?:</|$)).*"
+"""Pattern of an action that is a text, with its last command: a block of code, or the contents of a tag."""
 _FAILURE = rf'"is_error": ?true|"exit_code": ?-?[1-9]|"content": ?"\[?{_REFUSED_EDIT}'
 _INCOMING = f"""CASE
             WHEN context LIKE '"blob:%' THEN coalesce((
@@ -176,10 +178,11 @@ def read_outcome(lake: LakeReader, episode_id: int, run: str) -> tuple[str, floa
 def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.DataFrame:
     """Return a line for each step of a window, in order: excerpts, reward, and faults.
 
-    `tool` and `arguments` are of the first of `calls` tool calls. Steps with the same action have the same `doing`.
-    `number` counts the messages of the steps before, and `incoming` those between the last decision and this one.
-    `said` and `replied` are the characters of a step's texts and of the reply, from which the page estimates a height.
-    `reply_is_error` is also true where the result of any call says that it failed.
+    `tool` and `arguments` are of the first of `calls` tool calls; without calls, `command` is the text's. Steps
+    with the same action have the same `doing`. `number` counts the messages of the steps before, and `incoming`
+    those between the last decision and this one. `said` and `replied` are the characters of a step's texts and of
+    the reply, from which the page estimates a height. `reply_is_error` is also true where the result of any call
+    says that it failed.
     """
     query = f"""
         WITH counted AS (SELECT *, {_INCOMING} AS incoming FROM steps WHERE episode_id = $episode),
@@ -200,7 +203,8 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         SELECT m.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
                is_empty_state(state_hash) AS state_is_empty,
                r.is_error OR has_failure AS reply_is_error, r.is_empty AS reply_is_empty, agent_id, number, incoming,
-               said, replied, left(action, $head) AS action,
+               said, replied, left(action, $head) AS action, if(called IS NULL,
+               left(regexp_replace(left(action, {3 * TEXT}), $command, '\\1\\2'), $head), NULL) AS command,
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
                left(coalesce(called ->> '$[0].function.arguments', called ->> '$[0].arguments'), $head) AS arguments,
                coalesce(if(json_type(called) = 'ARRAY', json_array_length(called), NULL), 0)::INTEGER AS calls,
@@ -208,7 +212,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         FROM mine AS m LEFT JOIN {build_replies_sql("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index
         """
-    patterns = {"refusal": REFUSAL, "failure": _FAILURE}
+    patterns = {"refusal": REFUSAL, "failure": _FAILURE, "command": _COMMAND}
     return lake.sql(query, {"episode": episode_id, "head": HEAD} | patterns | window.params())
 
 

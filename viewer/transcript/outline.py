@@ -203,6 +203,8 @@ def _build_ledger_line(label: str, text: str, value: float | None, largest: floa
 
 MAX_LINE = 200
 """Maximum characters of the action in a line."""
+_MAX_PROSE = 40
+"""Maximum characters of the text before a command that the line would not show."""
 MAX_CHIPS = 3
 """Maximum marks of a line; the opened step has all marks."""
 
@@ -279,9 +281,11 @@ def find_repeats(outline: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def describe_action(row: Row) -> str:
-    """Return the action of a step in one line: the arguments of its first call, else its text."""
+    """Return the action of a step in one line: the arguments of its first call, else its text, its command in view."""
     if row["tool"] is None:
-        return plain.one_line(row["action"] or "", MAX_LINE)
+        text, command = (plain.one_line(row[name] or "", MAX_LINE) for name in ("action", "command"))
+        is_far = command[:_MAX_PROSE] not in text[: 2 * _MAX_PROSE]
+        return plain.one_line(f"{plain.one_line(text, _MAX_PROSE)} {command}", MAX_LINE) if is_far else text
     written, values = row["arguments"] or "", None
     for end in ("", '"}'):  # the excerpt may be cut within a text
         with suppress(ValueError, RecursionError):
