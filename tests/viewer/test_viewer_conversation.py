@@ -210,7 +210,7 @@ def test_the_head_names_task_answer_and_why_it_was_scored_so(tmp_path: Path) -> 
     record = rollout("t", 0, 1.0)
     record.initial_messages = [
         {"role": "user", "content": "<environment_context>x</environment_context>"},
-        {"role": "user", "content": "**Find** the [<b>key</b>](https://a.example/b)."},
+        {"role": "user", "content": "**Find** the [<b>key</b>](https://a.example/b_(c)_d)."},
     ]
     record.steps[-1].action = "<think>Hm.</think>**Here** it is."
     record.ground_truth = {"actions": ["<u>open</u>"]}

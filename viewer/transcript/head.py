@@ -31,7 +31,7 @@ _REWARD_DETAILS = ("reward_info", "test_result", "report")
 _SUCCESS = 1.0
 """Least outcome that counts as success unless the reader chooses another."""
 _EMPHASIS = re.compile(r"\*\*|`+|^#+ ", re.MULTILINE)
-_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\([^()\s]{1,2000}\)")
+_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\((?:[^()\s]|\([^()\s]*\)){1,2000}\)")
 STYLE = """
 .trajlake-head { position: relative; font-size: 0.92rem; line-height: 1.4; }
 .trajlake-head .says { display: flex; gap: 0.6rem; margin: 0; font-size: 1rem; }
