@@ -45,8 +45,8 @@ HEAD = 240
 """Characters of an action in the line of its step."""
 ENCODINGS, CHECKPOINTS = 4, 8
 """Largest number of encodings of a step, and of checkpoints that rescored it."""
-SCORES = 10_000
-"""Largest number of scores of steps."""
+SCORES, SCORES_SHOWN = 10_000, 500
+"""Largest number of scores of steps, and of the whole episode."""
 TERMS = 20
 """Largest number of words that are found in any order."""
 UPDATES = 20
@@ -151,20 +151,13 @@ def read_text(lake: LakeReader, episode_id: int, step_index: int, column: TextCo
 
 
 def read_all_scores(lake: LakeReader, episode_id: int) -> pl.DataFrame:
-    """Return the current scores of an episode and its steps: scorer, step_index, value, reason, error, metrics.
-
-    Scores of the whole episode come first; at most 200 rows.
-    """
+    """Return the current scores of the whole episode, the newest first: scorer, value, reason, error, metrics."""
     texts = ("reason", "error", "metrics")
-    scores = read_scores_of(lake, [episode_id], ("value", *texts))
+    scores = read_scores_of(lake, [episode_id], ("value", *texts)).filter(pl.col("step_index").is_null())
     jobs = lake.sql("SELECT job_id, ended_at FROM job_runs")
     rows = scores.with_columns(pl.col(texts).str.slice(0, JSON)).join(jobs, on="job_id", how="left")
-    ordered = rows.sort(
-        *(pl.col("step_index").is_not_null(), "ended_at", "scorer", "step_index"),
-        descending=[False, True, False, False],
-        nulls_last=True,
-    )
-    return ordered.select("scorer", "step_index", "value", *texts).head(200)
+    ordered = rows.sort("ended_at", "scorer", descending=[True, False], nulls_last=True)
+    return ordered.select("scorer", "value", *texts).head(SCORES_SHOWN)
 
 
 def read_outcome(lake: LakeReader, episode_id: int, run: str) -> tuple[str, float | None]:

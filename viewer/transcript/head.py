@@ -8,9 +8,8 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import accumulate
 from typing import Any
-
-import polars as pl
 
 from lake.documents import parse_json_object
 from viewer import plain
@@ -26,6 +25,8 @@ MAX_WHOLE = rendering.MAX_OTHER
 """Maximum characters of a text in a fold."""
 _REASONS, _LONGEST_BEGINNING, _SHORTEST_BEGINNING = 240, 110, 20
 """Characters of all reasons next to their scores, and of the beginning of one."""
+_MAX_VERDICTS = 340
+"""Characters of all scores and reasons that are shown: three lines of a small screen. A fold has the others."""
 _REWARD_DETAILS = ("reward_info", "test_result", "report")
 """Keys of `extra`, or of its `info`, under which formats store how an environment computed its reward."""
 _SUCCESS = 1.0
@@ -49,6 +50,8 @@ STYLE = """
   max-height: 50vh; overflow: auto; padding: 0.5rem 0.8rem; white-space: normal; overflow-wrap: anywhere;
   color: var(--st-text-color, CanvasText); background: var(--st-secondary-background-color, Canvas);
   border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 6px; }
+.trajlake-head .others > div { display: grid; }
+.trajlake-head .others .fold > div { position: static; }
 .trajlake-head .good b { color: light-dark(#1c5fa8, #7db7f2); }
 .trajlake-head .bad b, .trajlake-head .cut b { color: var(--trajlake-orange); }
 .trajlake-head .broken b { color: var(--trajlake-red); }
@@ -107,8 +110,7 @@ def _render_expected(transcript: EpisodeTranscript) -> str:
 def _list_verdicts(transcript: EpisodeTranscript) -> Iterator[str]:
     """Yield each score with its reason, the outcome first, and the status if the episode did not complete."""
     facts, (name, value) = transcript.facts, transcript.outcome
-    scores = transcript.read(transcripts.read_all_scores, transcript.episode_id)
-    rows = scores.filter(pl.col("step_index").is_null()).to_dicts()
+    rows = transcript.read(transcripts.read_all_scores, transcript.episode_id).to_dicts()
     if not any(row["scorer"] == name for row in rows) and value is not None:
         details = _find_reward_details(transcript)
         rows.insert(0, {"scorer": name, "value": value, "reason": None, "error": None, "metrics": details})
@@ -120,10 +122,16 @@ def _list_verdicts(transcript: EpisodeTranscript) -> Iterator[str]:
         verdicts.append((row["scorer"], text, tone, row["reason"] or row["error"], row["metrics"]))
     if facts["status"] != "completed" or facts["error"]:
         tone = "cut" if facts["status"] == "truncated" else "broken"
-        verdicts.append(("status", facts["status"], tone, facts["error"] or facts["stop_reason"], None))
+        verdicts.insert(1, ("status", facts["status"], tone, facts["error"] or facts["stop_reason"], None))
     length = min(_LONGEST_BEGINNING, _REASONS // max(1, sum(bool(reason) for *_, reason, _ in verdicts)))
-    for label, text, tone, reason, details in verdicts:
-        yield _render_figure(label, text, tone, reason, details, length if length >= _SHORTEST_BEGINNING else 0)
+    length = length if length >= _SHORTEST_BEGINNING else 0
+    sizes = accumulate(len(f"{label} {text} {(reason or '')[:length]}") for label, text, _, reason, _ in verdicts)
+    count_shown = max(1, sum(size <= _MAX_VERDICTS for size in sizes))
+    figures = [_render_figure(*verdict, length) for verdict in verdicts]
+    yield from figures[:count_shown]
+    if others := figures[count_shown:]:
+        summary = f"<summary><b>{len(others)}</b> more scores</summary>"
+        yield f'<details class="fold others">{summary}<div>{"".join(others)}</div></details>'
 
 
 def _find_reward_details(transcript: EpisodeTranscript) -> str | None:
