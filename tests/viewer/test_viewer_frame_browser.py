@@ -2,13 +2,14 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import polars as pl
 import pytest
 
 from lake import Lake, ids
 from lake.records import SpanRecord
-from testkit.browser_pages import fresh_page, go
+from testkit.browser_pages import fresh_page, go, open_row, settled
 from testkit.lakes import build_lake, rollout
 from testkit.viewer_process import Viewer, viewer
 
@@ -162,11 +163,18 @@ def test_the_editor_colours_the_query_that_it_holds(page: Any, lk: Lake) -> None
 
 @pytest.mark.slow("a stopped server is named in words, with the command that starts it")
 def test_a_stopped_server_is_named_in_words_with_the_command_that_starts_it(browser: Any, lk: Lake) -> None:
+    """A page that the reader goes back to without a server is drawn once it has been started again."""
     with viewer(lk.uri) as started:
         page = browser.new_context(base_url=started.address, viewport=VIEWPORT).new_page()
-        go(page, "/sql", "SQL")
+        go(page, "/episodes", "Episodes")
+        open_row(page, "Episodes", 0)
+        settled(page, "Episode")
     stopped = page.get_by_role("alert")
     stopped.get_by_text(f"trajlake view --lake {lk.uri}").wait_for()
     assert "server has stopped" in stopped.inner_text()
     assert not page.get_by_text("streamlit run").is_visible()
+    page.go_back()
+    with viewer(lk.uri, "--port", str(urlsplit(started.address).port)):
+        settled(page, "Episodes")
+        stopped.wait_for(state="detached")
     page.context.close()

@@ -51,7 +51,7 @@ class Asking {
     for (let pause = AGAIN_MS; this.view.root.isConnected; pause = Math.min(2 * pause, RARELY_MS)) {
       const response = await fetch(address).catch(() => null);
       if (response?.ok) return response.json();
-      if (response?.status === GONE) this.view.lost();
+      if (response?.status === GONE) this.view.lose();
       else if (response) return {};
       // The server is away, or was started anew and is told which versions this page shows.
       await new Promise((resolve) => setTimeout(resolve, pause));

@@ -111,6 +111,12 @@ class Transcript {
     if (this.data.tells && this.step !== this.data.selected) this.tell(this.step);
   }
 
+  // The server has forgotten the versions. A page that the reader has left does not say so: it would be drawn again.
+  lose() {
+    if (this.outer) this.outer.lose();
+    else if (this.episode === new URL(location.href).searchParams.get("episode")) this.lost();
+  }
+
   start() {
     if (this.asked) ask(this, this.asked, true);
     if (!this.isNew) return;
