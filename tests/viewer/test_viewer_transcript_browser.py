@@ -78,9 +78,11 @@ def walk() -> EpisodeRecord:
         step.action = ("attic", "cellar")[index % 2] if 20 <= index < 30 else f"go {index}"
         step.latency = 0.5
     record.steps[700].reasoning = "A needle in a haystack."
-    record.steps[900].tool_calls = [{"id": "log", "function": {"name": "log", "arguments": "{}"}}]
     lines = "\n\n".join(f"line {number}" for number in range(200))
-    record.steps[901].context = [{"role": "tool", "tool_call_id": "log", "content": lines}]
+    for step, reply in ((900, lines), (902, f"Error: {lines}")):
+        record.steps[step].tool_calls = [{"id": "log", "function": {"name": "log", "arguments": "{}"}}]
+        record.steps[step + 1].context = [{"role": "tool", "tool_call_id": "log", "content": reply}]
+    record.steps[905].context = [{"role": "user", "content": f"OBSERVATION:\n{lines}"}]
     code = {"code": "\n".join(f"print({number})" for number in range(100))}
     record.steps[800].tool_calls = [{"function": {"name": "run", "arguments": json.dumps(code)}}]
     for step in record.steps[600:690:2]:
@@ -250,6 +252,12 @@ def test_what_is_read_stays_in_place_and_folded_output_shows_its_first_lines(pag
     assert preview.get_attribute("data-text").splitlines() == [f"line {number}" for number in range(4)]
     assert 50 < preview.bounding_box()["height"] < 90
     assert nodes(page) < NODES
+    page.keyboard.press("v")  # the outline folds what the step before has shown, and opens a reply that failed
+    for step, kind, is_open in ((901, "message", False), (902, "result", True), (905, "message", False)):
+        line(page, step).locator(".head").click()
+        block = opened(page, step).locator(f".block.{kind}")
+        assert block.evaluate("block => block.open") is is_open
+    assert "the reply to step 904" in line(page, 905).locator(".block.message > summary").inner_text()
     go(page, lk, "walk", view="conversation", step=660)
     thought = line(page, 660).locator("details.reasoning:not([open]) > summary .preview")
     thought.wait_for()
