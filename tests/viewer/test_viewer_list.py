@@ -113,7 +113,8 @@ def test_a_row_has_the_first_text_of_the_user_and_the_last_action(lk: Lake) -> N
             )
         transcript = load_transcript(Reader(lk.snapshot()).read, lambda *_, **__: "", row["episode_id"], None)
         assert transcript is not None
-        assert head.describe_words(transcript)[1] == one_line(row["answer"] or "", head.MAX_WORDS), "the head"
+        answer = (row["answer"] or "").replace("[x](javascript:alert(1))", "x")
+        assert head.describe_words(transcript)[1] == one_line(answer, head.MAX_WORDS), "the head"
     few = episodes.read_page(Reader(lk.snapshot()), EpisodeFilter(task="plain"), None, ListWindow(1))
     assert few["request"].to_list() == ["find my flight"]
 
