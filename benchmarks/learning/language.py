@@ -45,7 +45,6 @@ RATE = 3e-5
 _TRACES = Regime(traces=240, noise=0.3)
 _SFT = "sft"
 _HELD_OUT = 200
-_MINIBATCHES = 2
 
 
 def start_model(out: Path, environment: Environment, say: Say) -> Path:
@@ -110,7 +109,7 @@ def build_config(environment: Environment, task: Task, model: Path, rounds: int)
             loss="ppo",
             tokens="engine",
             dtype="bfloat16",
-            minibatches=_MINIBATCHES,
+            minibatches=2,
             learning_rate=task.learning_rate,
             schedule=ScheduleConfig(shape="linear", warmup_fraction=0.0, final_fraction=0.3),
             token_budget=1536,
@@ -136,7 +135,7 @@ def run(out: Path, environment: Environment, task: Task, model: Path, rounds: in
             task=task,
             successes=successes[1],
             worlds=_HELD_OUT,
-            rounds=rounds_of(lk, task.name, _MINIBATCHES),
+            rounds=rounds_of(lk, task.name),
             optimizer_steps=end.optimizer_steps,
             seconds=round(time.perf_counter() - began, 1),
         ),

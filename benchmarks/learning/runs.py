@@ -26,8 +26,14 @@ SELECT
     sum((SELECT sum(len(context_ids) + len(action_ids)) FROM tokens AS t WHERE t.episode_id = e.episode_id)) AS tokens
 FROM episodes AS e WHERE e.run_id = ? GROUP BY 1 ORDER BY 1
 """
-_LIVE = "SELECT value FROM run_metrics WHERE kind = 'loop' AND run_id = ? AND name = 'loop/live_groups' ORDER BY step"
-_ENTROPY = "SELECT value FROM run_metrics WHERE kind = 'train' AND run_id = ? AND name = 'entropy' ORDER BY step"
+_LIVE = "SELECT step, value FROM run_metrics WHERE kind = 'loop' AND run_id = ? AND name = 'loop/live_groups'"
+_ENTROPY = """
+SELECT first.collection_round, m.value
+FROM (
+    SELECT e.collection_round, min(b.optimizer_step) AS step
+    FROM trained_batches AS b JOIN episodes AS e USING (episode_id) WHERE e.run_id = ? GROUP BY 1
+) AS first JOIN run_metrics AS m USING (step) WHERE m.kind = 'train' AND m.run_id = ? AND m.name = 'entropy'
+"""
 
 
 def run_task(out: Path, task: Task, say: Callable[[str], None]) -> Result:
@@ -48,7 +54,7 @@ def run_task(out: Path, task: Task, say: Callable[[str], None]) -> Result:
     if task.arm != START:
         config = config_of(task, model)
         done = run_loop(lk, lake.open(folder / "lake"), config, folder / "run", task.name, resumes=True, say=say)
-        model, updates, rounds = done.model, done.optimizer_steps, rounds_of(lk, task.name, regime.minibatches)
+        model, updates, rounds = done.model, done.optimizer_steps, rounds_of(lk, task.name)
     held_out = f"{task.name}-held-out"
     play(lk, environment, model, held_out, split=task.split, worlds=regime.held_out, siblings=1, seed=task.seed)
     result = Result(
@@ -69,20 +75,19 @@ def count_successes(lk: Lake, run: str) -> int:
     return int(lk.sql("SELECT count(*) FROM episodes WHERE run_id = ? AND env_return >= 1", [run]).item())
 
 
-def rounds_of(lk: Lake, run: str, minibatches: int) -> list[Round]:
-    """Return what a run collected, round by round."""
-    live = lk.sql(_LIVE, [run]).to_series().to_list()
-    entropies = lk.sql(_ENTROPY, [run]).to_series().to_list()[::minibatches] or [None] * len(live)
-    rows = lk.sql(_ROUNDS, [run]).rows(named=True)
+def rounds_of(lk: Lake, run: str) -> list[Round]:
+    """Return what a run collected, round by round, rounds without an update included."""
+    live_groups = dict(lk.sql(_LIVE, [run]).iter_rows())
+    entropies = dict(lk.sql(_ENTROPY, [run, run]).iter_rows())
     return [
         Round(
             tokens=row["tokens"],
             success=row["success"],
             steps=round(row["steps"], 2),
-            live_groups=int(groups),
-            entropy=None if entropy is None else round(entropy, 4),
+            live_groups=int(live_groups[row["collection_round"]]),
+            entropy=None if (entropy := entropies.get(row["collection_round"])) is None else round(entropy, 4),
         )
-        for row, groups, entropy in zip(rows, live, entropies, strict=False)
+        for row in lk.sql(_ROUNDS, [run]).iter_rows(named=True)
     ]
 
 

@@ -1,5 +1,6 @@
 """The learning study's bookkeeping: what is run and in which order, the gate, its measures, verdicts, and the page."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,11 @@ from benchmarks.learning.report import (
     write_report,
 )
 from benchmarks.learning.results import Result, Results, Round, Task
+from benchmarks.learning.runs import rounds_of
 from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, StudyPlan
 from benchmarks.learning.study import compared_tasks, passes_gate, stages, start_tasks
+from lake.records import TokensRecord
+from testkit.lakes import RUN, build_lake, rollout
 
 PLAN = StudyPlan(seeds=8)
 TAXI = ENVIRONMENTS["taxi"]
@@ -117,6 +121,31 @@ def test_measures() -> None:
         0.75,
         0.75,
     ]
+
+
+def test_a_round_without_an_update_is_a_round(tmp_path: Path) -> None:
+    episodes = []
+    for number in range(3):
+        record = rollout("walk", 0, float(number > 0), num_steps=2, collection_round=number)
+        for step in record.steps:
+            step.tokens = TokensRecord(context_ids=[1, 2], action_ids=[3], prefix_step_index=None)
+        episodes.append(record)
+    lk = build_lake(tmp_path / "lake", episodes)
+    ids = lk.sql("SELECT episode_id FROM episodes ORDER BY collection_round").to_series()
+    at, spans = datetime(2026, 1, 1, tzinfo=UTC), {"first_step": 0, "last_step": 1, "action_tokens": 2, "epoch": 0}
+    with lk.job(kind="loop", run_id=RUN) as job:
+        rows = [
+            {"step": number, "name": "loop/live_groups", "value": [3, 0, 2][number], "at": at} for number in range(3)
+        ]
+        job.write("metrics", pl.DataFrame(rows))
+    with lk.job(kind="train", run_id=RUN) as job:
+        rows = [{"step": step, "name": "entropy", "value": [0.9, 0.8, 0.5, 0.4][step], "at": at} for step in range(4)]
+        job.write("metrics", pl.DataFrame(rows))
+        batches = [{"optimizer_step": step, "episode_id": ids[2 * (step // 2)], **spans} for step in range(4)]
+        job.write("batches", pl.DataFrame(batches))
+    rounds = rounds_of(lk, RUN)
+    assert [(each.tokens, each.success, each.live_groups) for each in rounds] == [(6, 0, 3), (6, 1, 0), (6, 1, 2)]
+    assert [each.entropy for each in rounds] == [0.9, None, 0.5]
 
 
 def test_agreement_counts_a_pair_as_often_as_its_steps() -> None:
