@@ -130,7 +130,7 @@ def _list_verdicts(transcript: EpisodeTranscript) -> Iterator[str]:
     figures = [_render_figure(*verdict, length) for verdict in verdicts]
     yield from figures[:count_shown]
     if others := figures[count_shown:]:
-        summary = f"<summary><b>{len(others)}</b> more scores</summary>"
+        summary = f"<summary><b>{len(others)}</b> more score{'s' * (len(others) > 1)}</summary>"
         yield f'<details class="fold others">{summary}<div>{"".join(others)}</div></details>'
 
 
