@@ -117,20 +117,27 @@ MAX_RUNS = 1000
 """Maximum number of runs in a choice; with more, the reader can type a name."""
 
 
-def choose_run(label: str = "Run", key: str = "run") -> str | None:
-    """Draw the choice of a run, which the address has under the key; return None for all runs."""
+def choose_run(container: DeltaGenerator, label: str = "Run", key: str = "run") -> str | None:
+    """Draw the choice of a run, which the address has under the key; return None for all runs.
+
+    A message about the address is outside the container, which may be closed.
+    """
     names = read(runs.list_names, MAX_RUNS)
     name, is_cut = get_parameter(key), len(names) >= MAX_RUNS
     if name is not None and name not in names and not is_cut:
         warn_of_missing(f"This lake has no run {chip(name)}; showing all runs.")
     labels = dict(read(runs.read_labels).drop_nulls("name").select("run_id", "name").iter_rows())
     options: dict[str, Any] = {"placeholder": "all runs", "accept_new_options": is_cut, **FILTER}
-    run = st.selectbox(label, names, index=None, key=key, format_func=lambda name: labels.get(name, name), **options)
+    options["format_func"] = lambda name: labels.get(name, name)
+    run = container.selectbox(label, names, index=None, key=key, **options)
     return None if run is None else str(run)
 
 
-def choose_outcome(run: str | None) -> str | None:
-    """Draw the choice of the score that episodes of a run, or of all runs, are compared by; None: the usual one."""
+def choose_outcome(container: DeltaGenerator, run: str | None) -> str | None:
+    """Draw the choice of the score that episodes of a run, or of all runs, are compared by; None: the usual one.
+
+    A message about the address is outside the container.
+    """
     names = read(outcomes.list_choices)
     of_credit = read(outcomes.find_score_of_credit)
     scorer = get_parameter("score")
@@ -150,7 +157,7 @@ def choose_outcome(run: str | None) -> str | None:
         go(score=st.session_state[key], page=None)
 
     options = [None, *names]
-    st.selectbox(
+    container.selectbox(
         "Outcome",
         options,
         index=options.index(scorer),
@@ -282,8 +289,6 @@ def draw_filter_line() -> FilterLine:
         # A choice is one click: the popover is a new one, and closed, once it is made. Typed values leave it open.
         choices = hash(tuple(map(get_parameter, ("run", "score", "unscored"))))
         popover = st.popover("Filters", icon=":material/filter_list:", width="content", key=f"filters-{choices}")
-        with popover:
-            episode_filter = _draw_fields()
         st.toggle(
             "Facets",
             key="facets",
@@ -291,6 +296,7 @@ def draw_filter_line() -> FilterLine:
             **FILTER,
         )
         aside = st.container(horizontal=True, width="content")
+    episode_filter = _draw_fields(popover)
     job, update = get_parameter("job"), get_int("update")
     if job is not None and not ids.is_text(job):
         warn_of_missing(f"{chip(job)} is not the id of a job.")
@@ -301,15 +307,15 @@ def draw_filter_line() -> FilterLine:
     return FilterLine(replace(episode_filter, text=(text or "").strip() or None), popover, aside)
 
 
-def _draw_fields() -> EpisodeFilter:
+def _draw_fields(popover: DeltaGenerator) -> EpisodeFilter:
     """Draw the fields behind *Filters* and return the filter. Fields without a widget come from the address."""
-    run = choose_run()
+    run = choose_run(popover)
     meaning = "The task's name as the source gives it. `*` stands for anything: `web*`."
-    task = st.text_input("Task", key="task", placeholder="exact, or with *", help=meaning, **FILTER)
+    task = popover.text_input("Task", key="task", placeholder="exact, or with *", help=meaning, **FILTER)
     task = (task or "").strip() or None
-    status = st.multiselect("Status", STATUSES, key="status", placeholder="any", **FILTER)
-    score = choose_outcome(run)
-    columns = st.columns(2)
+    status = popover.multiselect("Status", STATUSES, key="status", placeholder="any", **FILTER)
+    score = choose_outcome(popover, run)
+    columns = popover.columns(2)
     numbers: dict[str, Any] = {}
     for position, row in enumerate(row for row in FIELDS if row.has_input):
         (parameter,) = row.parameters
@@ -324,7 +330,7 @@ def _draw_fields() -> EpisodeFilter:
             **FILTER,
         )
         numbers[row.name] = int(number) if is_count and number is not None else number
-    left_column, right_column = st.columns(2, vertical_alignment="bottom")
+    left_column, right_column = popover.columns(2, vertical_alignment="bottom")
     group = _choose_group(left_column)
     unscored = right_column.toggle("Unscored only", key="unscored", **FILTER)
     return replace(

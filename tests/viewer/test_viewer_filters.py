@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake import ids
+from lake import Lake, ids
 from lake.tables import STATUSES
+from testkit.streamlit_pages import open_page, show
 from viewer.filters import build_parameters, pack_filter, unpack_filter
 from viewer.navigation import PARAMETERS, Page, href, parse_finite, parse_whole_number
 from viewer.queries import Sort
@@ -115,3 +116,23 @@ def test_whole_numbers(given_text: str | None, number: int | None) -> None:
 )
 def test_finite_numbers(given_text: str | None, number: float | None) -> None:
     assert parse_finite(given_text) == number
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "message"),
+    [
+        ("episodes", {"run": "nope"}, "no run `nope`"),
+        ("episodes", {"score": "bogus"}, "No scorer `bogus` scored"),
+        ("episodes", {"group": "nope"}, "`nope` is not an id"),
+        ("groups", {"run": "nope"}, "no run `nope`"),
+        ("groups", {"score": "nobody"}, "No scorer `nobody` scored"),
+    ],
+)
+def test_a_name_that_the_lake_lacks_is_said_above_the_list_not_in_filters(
+    shared_lake: Lake, monkeypatch: pytest.MonkeyPatch, name: str, address: dict[str, str], message: str
+) -> None:
+    show(shared_lake, monkeypatch)
+    at = open_page(name, **address)
+    (warning,) = at.warning
+    assert message in warning.value
+    assert any(child is warning for child in at.main.children.values()), "a popover may be closed"

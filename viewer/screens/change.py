@@ -53,8 +53,7 @@ def show_change() -> None:
         side_a = _choose_side("a")
     with columns[1]:
         side_b = _choose_side("b")
-    with columns[2]:
-        score = filters.choose_outcome(None)
+    score = filters.choose_outcome(columns[2], None)
     if side_a == side_b == Side():
         _draw_suggestions()
         return
@@ -117,7 +116,7 @@ def _draw_suggestions() -> None:
 def _choose_side(name: str) -> Side:
     """Draw the choice of a side and return it; the address holds it as `a_run`, `a_rounds`, ..."""
     with st.container(border=True):
-        run = filters.choose_run(f"{name.upper()}: run", f"{name}_run")
+        run = filters.choose_run(st.container(), f"{name.upper()}: run", f"{name}_run")
         of_rounds, of_version, of_credit = st.columns(3)
         rounds = of_rounds.text_input("Rounds", key=f"{name}_rounds", placeholder="all, 3 or 2-5", **ui.FILTER)
         version = of_version.text_input("Policy version", key=f"{name}_version", placeholder="all", **ui.FILTER)

@@ -113,8 +113,8 @@ def show_group() -> None:
         ui.end_with_not_found(changed_data.describe_deleted_group(group_id), Page.GROUPS, "All groups")
     ui.draw_header(f"Group {chip(navigation.name_group(facts), navigation.MAX_NAME)}")
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        with st.container(width=260):
-            score = read(outcomes.choose_score_of_run, facts["run_id"], filters.choose_outcome(facts["run_id"]))
+        scorer = filters.choose_outcome(st.container(width=260), facts["run_id"])
+        score = read(outcomes.choose_score_of_run, facts["run_id"], scorer)
         with st.container():
             covering = read(find_covering, group_id=group_id)
             credit = filters.choose_credit(covering, "group")

@@ -114,8 +114,7 @@ def _draw_trained_runs() -> None:
 def _choose_success() -> tuple[str | None, float]:
     """Draw the choice of the outcome and of its threshold of success; return both."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        with st.container(width=180):
-            score = filters.choose_outcome(None)
+        score = filters.choose_outcome(st.container(width=180), None)
         success_at = st.number_input(
             "Success: outcome at least",
             value=1.0,
