@@ -9,6 +9,7 @@ import pytest
 from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from lake.judgements.selections import read_grouping
+from lake.write.scores import Annotation, annotate
 from pipelines.credit import ESTIMATORS, GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.groupings import Grouping, Subsample, run_grouping
@@ -130,6 +131,28 @@ def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
     (warning,) = open_page("group", group=group).warning
     assert "4 of 6 shared steps" in wording(warning.value)
     assert f" {100 * shares['doubted_weight']:.0f} % " in warning.value
+
+
+def test_unscored_siblings_share_states_and_have_answers_and_scores_but_no_chart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A credit compares none of their steps."""
+    records = [rollout("t", index, None, num_steps=2) for index in range(3)]
+    for index, record in enumerate(records):
+        record.steps[1].action = f"answer {index}"
+    scored = [rollout("scored", index, float(index)) for index in range(2)]
+    lk = show(build_lake(tmp_path, [*records, *scored]), monkeypatch)
+    add_credit(lk)
+    query = "SELECT group_id, episode_id FROM episodes WHERE task_id = 't' AND rollout_index = 1"
+    group, episode = lk.sql(query).row(0)
+    annotate(lk, [Annotation(episode_id=episode, label="tidy", value=0.25)], "ann")
+    shares = anchors.compute_shares(lk.snapshot(), group, find_credit(lk.snapshot()))
+    assert (shares["steps"], shares["shared"], shares["alone"]) == (6, 5, 1)
+    at = open_page("group", group=group, score="env_return")
+    assert "83 % of 6 steps" in words(at)
+    assert "trajlake-strip" not in words(at)
+    assert column(at, "siblings", "answer") == ["answer 0", "answer 1", "answer 2"]
+    assert column(at, "siblings", "score-0")[1] == "0.250"
 
 
 def test_lists_have_no_columns_of_which_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import polars as pl
-from polars.dataframe.group_by import GroupBy
 
 from lake.documents import parse_json_object
 from lake.judgements import outcomes
@@ -39,6 +38,11 @@ ORDERS = (
 """Columns that may order anchor states."""
 
 
+# Counted on the page's own steps: a credit's counts leave unscored siblings out.
+_HAS_ANCHOR = pl.col("anchor_key").is_not_null()
+_IS_SHARED = _HAS_ANCHOR & (pl.col("episode_id").n_unique().over("anchor_key") > 1)
+
+
 def compute_shares(lake: LakeReader, group_id: int, credit: Credit) -> Row:
     """Return how a group's steps divide into anchors: steps, shared (two episodes or more), alone (one step).
 
@@ -46,13 +50,12 @@ def compute_shares(lake: LakeReader, group_id: int, credit: Credit) -> Row:
     |A_S|, NULL if that is 0.
     """
     steps = _read_visited_steps(lake, group_id, credit)
-    is_shared = (pl.col("anchor_episodes") > 1) & pl.col("anchor_key").is_not_null()
-    is_doubted = is_shared & pl.any_horizontal(pl.col("state_is_error", "state_is_empty").fill_null(value=False))
+    is_doubted = _IS_SHARED & pl.any_horizontal(pl.col("state_is_error", "state_is_empty").fill_null(value=False))
     weight = pl.col("a_step").abs()
     figures = steps.select(
         steps=pl.len(),
-        shared=is_shared.sum(),
-        alone=(pl.col("anchor_size") == 1).sum(),
+        shared=_IS_SHARED.sum(),
+        alone=(_HAS_ANCHOR & (pl.len().over("anchor_key") == 1)).sum(),
         doubted=is_doubted.sum(),
         doubted_weight=pl.when(weight.sum() > 0).then(weight.filter(is_doubted).sum() / weight.sum()),
     )
@@ -71,7 +74,8 @@ def read_page(
     steps = _read_visited_steps(lake, group_id, credit)
     total_weight = steps["a_step"].abs().sum() or None
     returns, weight, empty = pl.col("return_to_go"), pl.col("a_step"), pl.col("state_is_empty")
-    states = _group_by_shared_anchor(steps).agg(
+    groups = steps.filter(_IS_SHARED).group_by("anchor_key")
+    states = groups.agg(
         size=pl.len().cast(pl.Int64),
         episodes=pl.col("episode_id").n_unique().cast(pl.Int64),
         actions=pl.col("taken").n_unique().cast(pl.Int64),
@@ -96,18 +100,18 @@ def read_page(
 
 def count_anchors(lake: LakeReader, group_id: int, credit: Credit) -> int:
     """Count the rows of `read_page`."""
-    return _group_by_shared_anchor(_read_visited_steps(lake, group_id, credit)).len().height
+    return _read_visited_steps(lake, group_id, credit).filter(_IS_SHARED)["anchor_key"].n_unique()
 
 
 def _read_visited_steps(lake: LakeReader, group_id: int, credit: Credit) -> pl.DataFrame:
     """Return the steps of a group that a credit covers. A page about the group reads this frame three times.
 
-    episode_id, step_index; of the credit anchor_key, anchor_size, anchor_episodes, return_to_go, a_step; of the state
-    its beginning, state_hash, state_is_error, state_is_empty. Equal actions have equal `taken`, and equal actions
-    before the step have equal `led_here`.
+    episode_id, step_index; of the credit anchor_key, return_to_go, a_step; of the state its beginning, state_hash,
+    state_is_error, state_is_empty. Equal actions have equal `taken`, and equal actions before the step have equal
+    `led_here`.
     """
     query = f"""
-        SELECT a.episode_id, a.step_index, a.anchor_key, a.anchor_size, a.anchor_episodes, a.return_to_go, a.a_step,
+        SELECT a.episode_id, a.step_index, a.anchor_key, a.return_to_go, a.a_step,
                left(s.state, {EXCERPT}) AS state, s.state_hash, s.state_is_error,
                is_empty_state(s.state_hash) AS state_is_empty, hash({build_action_sql("s")}) AS taken, s.led_here
         FROM {credit.rows} AS a
@@ -115,12 +119,6 @@ def _read_visited_steps(lake: LakeReader, group_id: int, credit: Credit) -> pl.D
         WHERE a.group_id = $group
         """
     return lake.sql(query, {"group": group_id})
-
-
-def _group_by_shared_anchor(steps: pl.DataFrame) -> GroupBy:
-    """Group the steps by anchors that two or more episodes passed."""
-    several = pl.col("episode_id").n_unique().over("anchor_key") > 1
-    return steps.filter(pl.col("anchor_key").is_not_null()).filter(several).group_by("anchor_key")
 
 
 def read_visits(

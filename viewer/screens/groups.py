@@ -17,7 +17,7 @@ from viewer import changed_data, download, filters, navigation, side_by_side, ta
 from viewer import components as ui
 from viewer.navigation import Page, change_address, get_parameter, href
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import Row, Sort, anchors, groups, runs, training, transcripts
+from viewer.queries import Row, Sort, anchors, episodes, groups, runs, training, transcripts
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
 from viewer.reader import MAX_LOCKED_ROWS
@@ -171,26 +171,26 @@ def _draw_facts(facts: Row, credit: Credit | None) -> None:
 def _draw_siblings(facts: Row, credit: Credit | None, score: str) -> None:
     order = tables.read_order()
     build_address = _build_sibling_address(facts["group_id"], credit, score, order)
-    st.html(
-        side_by_side.render_outcomes(
-            read(groups.read_outcomes, facts["group_id"], score),
-            facts["mean_return"],
-            facts["sd_return"],
-            build_address,
-        )
-    )
+    if facts["scored"]:
+        marks = read(groups.read_outcomes, facts["group_id"], score)
+        st.html(side_by_side.render_outcomes(marks, facts["mean_return"], facts["sd_return"], build_address))
     window = ui.draw_pager(facts["size"], "siblings", name="siblings")
+    frame = read(groups.read_siblings, facts["group_id"], credit, window, score, order)
+    answers = read(episodes.read_answers, tuple(frame.select("episode_id", "num_steps").iter_rows()))
+    frame = frame.join(answers, on="episode_id", how="left", maintain_order="left")
+    frame, scores = tables.add_score_columns(frame, read(episodes.read_scores, tuple(frame["episode_id"])), score)
     columns = {
         "rollout_index": tables.value("Rollout"),
         "status": tables.text("Status"),
+        "answer": tables.excerpt("Answer", "The last action."),
         "outcome": tables.value("Outcome", "A dash means not scored, which is not 0."),
+        **scores,
         "num_steps": tables.value("Steps"),
         "a_episode": tables.advantage("A_E"),
         "mean_advantage": tables.advantage("Mean A"),
         "policy_version": tables.value("Policy version"),
         "episode_id": tables.ident("Episode"),
     }
-    frame = read(groups.read_siblings, facts["group_id"], credit, window, score, order)
     tables.draw_table(
         frame,
         tables.select_filled(frame, columns, order),
@@ -215,7 +215,7 @@ def _draw_anchors(group_id: int, credit: Credit, score: str) -> None:
     st.caption(
         f"{format_count(total, 'state')} shared by two siblings or more; {percent(shares['shared'] / total_steps)} of "
         f"{format_count(shares['steps'], 'step')} start from them, {percent(shares['alone'] / total_steps)} from a "
-        "state that no other step has (A_S 0)."
+        "state that no other step has (A_S 0, or unknown if unscored)."
     )
     if shares["doubted"]:
         weight = shares["doubted_weight"]  # None where every A_S is 0
