@@ -21,6 +21,8 @@ from viewer.session import read
 
 AXIS_NAMES: dict[runs.Axis, str] = {"collection_round": "round", "policy_version": "version"}
 """Name of a value of an axis, also in the address of a list."""
+DEAD_MEANING = "Share of the groups with two or more scored siblings: those whose scored siblings all scored the same."
+"""What *Dead groups* means on every page."""
 _MAX_TOOL_LINES = 6
 """Maximum number of tools with a line in the chart."""
 _MAX_TOOL_ROWS = 12

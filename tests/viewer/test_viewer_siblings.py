@@ -14,7 +14,7 @@ from pipelines.credit import ESTIMATORS, GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.groupings import Grouping, Subsample, run_grouping
 from testkit.lakes import add_credit, build_lake, rollout, siblings
-from testkit.streamlit_pages import column, columns, open_page, show, words
+from testkit.streamlit_pages import column, columns, facts, open_page, show, words
 from testkit.wording import Wording
 from viewer.queries import ListWindow, Sort, anchors, episodes, groups
 from viewer.queries.episodes import EpisodeFilter
@@ -153,6 +153,16 @@ def test_unscored_siblings_share_states_and_have_answers_and_scores_but_no_chart
     assert "trajlake-strip" not in words(at)
     assert column(at, "siblings", "answer") == ["answer 0", "answer 1", "answer 2"]
     assert column(at, "siblings", "score-0")[1] == "0.250"
+
+
+def test_dead_groups_have_one_denominator_on_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups with two or more scored siblings: here one dead, one live; a third has one scored sibling."""
+    outcomes_of_tasks = {"dead": [1.0, 1.0], "live": [1.0, 0.0], "unjudged": [1.0, None]}
+    records = [rollout(task, *pair) for task, values in outcomes_of_tasks.items() for pair in enumerate(values)]
+    lk = show(build_lake(tmp_path, records), monkeypatch)
+    run_credit(lk, ESTIMATORS["rloo"]())
+    job = lk.sql("SELECT id_text(job_id) FROM job_runs WHERE kind = 'credit'").item()
+    assert [facts(at)["Dead groups"] for at in (open_page("runs"), open_page("job", job=job))] == ["50 %"] * 2
 
 
 def test_lists_have_no_columns_of_which_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

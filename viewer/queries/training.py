@@ -392,13 +392,15 @@ def read_advantages(lake: LakeReader, episode_id: int, credit: Credit) -> pl.Dat
 def summarise_credit(lake: LakeReader, job_id: int) -> Row:
     """Return figures of the advantages that a credit job computed.
 
-    undefined counts NULL, shared the steps whose anchor holds two or more episodes; mean_size is the mean |advantage|.
+    undefined counts NULL, judged_groups the groups with two or more scored siblings, and shared the steps whose anchor
+    holds two or more episodes. mean_size is the mean |advantage|.
     """
     query = """
         SELECT count(*) AS steps, count(*) FILTER (NOT defined) AS undefined,
                count(*) FILTER (advantage > 0) AS positive, count(*) FILTER (advantage < 0) AS negative,
                count(*) FILTER (advantage = 0) AS zero, count(DISTINCT group_id) AS groups,
                count(DISTINCT group_id) FILTER (list_contains(string_split(flags, ','), 'dead_group')) AS dead_groups,
+               count(DISTINCT group_id) FILTER (group_size > 1) AS judged_groups,
                count(*) FILTER (anchor_episodes > 1) AS shared, avg(abs(advantage)) AS mean_size
         FROM advantages WHERE job_id = $job
         """

@@ -82,11 +82,7 @@ def show_job() -> None:
         ui.draw_facts(
             ("Steps", number(facts["steps"])),
             ("Groups", number(facts["groups"])),
-            (
-                "Dead groups",
-                percent(facts["dead_groups"] / max(facts["groups"], 1)),
-                "Groups whose scored siblings all scored the same.",
-            ),
+            ("Dead groups", percent(facts["dead_groups"] / max(facts["judged_groups"], 1)), run_details.DEAD_MEANING),
             ("Shared states", percent(facts["shared"] / total_steps), "Steps whose state two or more siblings passed."),
             ("Positive", percent(facts["positive"] / total_steps)),
             ("Negative", percent(facts["negative"] / total_steps)),

@@ -16,7 +16,6 @@ from viewer.queries import ListWindow, Sort, compare, runs, training
 from viewer.session import read
 
 _AXIS_LABELS: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
-_DEAD_MEANING = "Share of groups whose scored siblings (two or more) all scored the same."
 _COLUMNS_OF_CHARTS = 3
 _MOST_SCORERS = 6
 _MOST_METRICS = 6
@@ -30,7 +29,7 @@ _COLUMNS = {
     "success": tables.share("Success", "Share of scored episodes."),
     "mean_return": tables.value("Outcome", "Mean over scored episodes.", under="success"),
     "tasks": tables.value("Tasks"),
-    "dead_share": tables.share("Dead groups", _DEAD_MEANING),
+    "dead_share": tables.share("Dead groups", run_details.DEAD_MEANING),
     "episodes": tables.value("Episodes"),
     "rounds": tables.value("Rounds", under="episodes"),
     "mean_steps": tables.value("Steps", "Mean of an episode.", digits=1, under="episodes"),
@@ -68,7 +67,7 @@ def show_runs() -> None:
             ("Runs", number(facts["num_runs"])),
             ("Tasks", number(facts["tasks"])),
             ("Groups", number(facts["groups"]), "Groups of siblings with the same start."),
-            *([("Dead groups", percent(dead), _DEAD_MEANING)] if facts["scored"] else []),
+            *([("Dead groups", percent(dead), run_details.DEAD_MEANING)] if facts["scored"] else []),
             ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
             ("Rejects", number(facts["rejects"]), "Input records that could not be read."),
         )
@@ -210,7 +209,7 @@ def _draw_run(run: str, score: str | None, success_at: float) -> None:
         ),
         ("Tasks", number(facts["tasks"])),
         ("Groups", number(facts["groups"])),
-        *([("Dead groups", percent(facts["dead_share"]), _DEAD_MEANING)] if facts["scored"] else []),
+        *([("Dead groups", percent(facts["dead_share"]), run_details.DEAD_MEANING)] if facts["scored"] else []),
         ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
     )
     leaked = read(runs.find_trained_evaluation_tasks, run)
