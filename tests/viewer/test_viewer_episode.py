@@ -208,10 +208,10 @@ def test_the_bar_says_where_the_episode_belongs(lk: Lake) -> None:
     at = open_page("episode", episode=episode_id(lk, "mixed", 2))
     (bar,) = [e.proto.body for e in elements(at) if e.type == "html" and "trajlake-bar" in e.proto.body[:40]]
     for said in (
-        '<a href="/?run=demo" title="demo">demo</a>',
-        '<a href="/episodes?run=demo&amp;task=mixed" title="mixed">mixed</a>',
+        '<a href="/?run=demo">demo</a>',
+        '<a href="/episodes?run=demo&amp;task=mixed">mixed</a>',
         '<a href="/group?group=',
-        "rollout 2, round 0",
+        "<span>rollout 2, round 0</span>",
         "<span>completed</span><span>outcome 0</span>",
     ):
         assert said in bar, said

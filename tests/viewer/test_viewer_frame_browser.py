@@ -98,6 +98,24 @@ def test_a_deep_link_to_a_step_shows_its_heading_below_what_stays_on_the_screen(
         assert path.get_attribute("title") == "demo \u203a long_walk \u203a group \u203a rollout 0, round 0"
         link = path.get_by_role("link", name="long_walk")
         assert link.evaluate("(a) => parseFloat(getComputedStyle(a).textUnderlineOffset)") > 2, "underscores are seen"
+        figures = page.locator(".trajlake-head .figures").filter(visible=True).first
+        reason = f"<details class=fold><summary>judge <b>1</b> {'a reason of many words ' * 9}</summary></details>"
+        figures.evaluate("(figures, reason) => { figures.innerHTML = reason; }", reason)
+        summary = figures.locator("summary")
+        assert summary.evaluate("(summary) => summary.getBoundingClientRect().right") <= NARROW["width"]
+        assert summary.evaluate("(summary) => getComputedStyle(summary).textOverflow") == "ellipsis"
+    else:
+        page.set_viewport_size({"width": 1024, "height": 900})
+        path = page.locator("h1.path")
+        path.get_by_role("link", name="long_walk").evaluate("(task) => { task.textContent = 'long_walk_'.repeat(9); }")
+        rollout_name = path.locator("> span")
+        rollout_name.evaluate("(name) => { name.textContent = 'rollout 12345, round 67890, attempt 12345'; }")
+        assert path.evaluate("(path) => path.scrollWidth <= path.clientWidth")
+        cut = "(name) => name.scrollWidth > name.clientWidth && getComputedStyle(name).textOverflow"
+        assert rollout_name.evaluate(cut) == "ellipsis", "what does not fit ends visibly"
+        spare = "(a) => { const text = document.createRange(); text.selectNodeContents(a);"
+        spare += "return a.getBoundingClientRect().width - text.getBoundingClientRect().width; }"
+        assert path.get_by_role("link", name="demo").evaluate(spare) < 1, "no gap follows a short name"
 
 
 def test_calls_times_and_judges_are_shown_as_recorded(page: Any, lk: Lake) -> None:

@@ -185,15 +185,17 @@ def _build_path(episode: EpisodeTranscript) -> str:
         (str(task), link(Page.EPISODES, run=run, task=task)),
         ("group", link(Page.GROUP, group=ids.to_text(facts["group_id"]))),
     ]
-    path = [anchor(one_line(name), target, title=one_line(name, 300)) for name, target in steps]
+    # A link with a title gives way (`style.css`); a short name stands whole.
+    path = [anchor(one_line(name), target, title=one_line(name, 300) * (len(name) > 6)) for name, target in steps]
     rollout = navigation.name_sibling(facts)
     if facts["collection_round"] is not None:
         rollout += f", round {facts['collection_round']}"
     score, value = episode.outcome
     separator = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
     full_path = escape(one_line(separator.join([*(name for name, _ in steps), rollout]), 600))
+    links = separator.join([*path, f"<span>{escape(rollout)}</span>"])
     return (
-        f'<h1 class="path" title="{full_path}">Episode {separator.join([*path, escape(rollout)])}</h1>'
+        f'<h1 class="path" title="{full_path}">Episode {links}</h1>'
         f"<span>{escape(one_line(facts['status']))}</span><span>{escape(one_line(score, 40))} {number(value)}</span>"
     )
 
