@@ -15,6 +15,14 @@ FRAMES = """
     [...document.querySelectorAll(".trajlake-table")]
         .map(table => [table.ariaLabel, table.scrollWidth - table.clientWidth])
 """
+ADD_COLUMNS = """
+    for (const row of document.querySelectorAll(".trajlake-table tr"))
+        for (let number = 0; number < 5; number++) {
+            const cell = row.insertBefore(row.lastChild.cloneNode(), row.lastChild);
+            cell.className = "number";
+            cell.textContent = cell.tagName === "TH" ? "A mean of many words" : "0.5";
+        }
+"""
 
 
 @pytest.mark.parametrize(("address", "heading"), [("/episodes", "Episodes"), ("/", "Runs"), ("/groups", "Groups")])
@@ -27,6 +35,13 @@ def test_no_column_of_a_list_is_cut(browsed_page: Any, address: str, heading: st
         frames = browsed_page.evaluate(FRAMES)
         assert frames
         assert [frame for frame in frames if frame[1] > 0] == [], width
+    if address == "/groups":
+        browsed_page.evaluate(ADD_COLUMNS)
+        assert [frame for frame in browsed_page.evaluate(FRAMES) if frame[1] > 0] == [], "long headings wrap"
+    elif address == "/episodes":
+        names = browsed_page.locator("td.text small").first
+        names.evaluate("(names) => { names.textContent = 'house-3/00d0fvkpd3j93, rollout 1, round 234, version 567'; }")
+        assert names.evaluate("(names) => names.scrollWidth <= names.clientWidth"), "a task gives its width to names"
 
 
 def test_on_a_narrow_screen_the_list_scrolls_and_not_the_page(browsed_page: Any) -> None:
