@@ -152,10 +152,6 @@ def choose_outcome(container: DeltaGenerator, run: str | None) -> str | None:
         usual = f"{of_credit} (of the current credit)"
     # The choice is part of the key, so that the address alone decides: several pages and links write it.
     key = f"score-{scorer}"
-
-    def remember() -> None:
-        go(score=st.session_state[key], page=None)
-
     options = [None, *names]
     container.selectbox(
         "Outcome",
@@ -163,7 +159,7 @@ def choose_outcome(container: DeltaGenerator, run: str | None) -> str | None:
         index=options.index(scorer),
         key=key,
         format_func=lambda name: one_line(usual if name is None else name),
-        on_change=remember,
+        on_change=lambda: go(score=st.session_state[key], page=None),
         help="The score behind outcomes, success and dead groups: `env_return`, which the environment recorded, or "
         "that of a scorer. The usual one is the score of the current credit. Without credit each run has its own: "
         "env_return if an episode of it has one, else the first scorer that had values for most of its episodes.",
@@ -202,17 +198,13 @@ def choose_credit(covering: list[Covering], subject: str) -> Credit | None:
         st.warning(f"Credit {chip(credit_name)} does not cover this.", icon=":material/info:")
     if current is None and credit_name is None and (usual := read(training.look_up_credit)) is not None:
         st.warning(f"The current credit, {chip(usual.title)}, does not cover this.", icon=":material/info:")
-
-    def remember() -> None:
-        go(credit=st.session_state[key])
-
     credit_text = st.selectbox(
         "Credit",
         list(options),
         index=None if current is None else list(options).index(current),
         key=key,
         format_func=labels.__getitem__,
-        on_change=remember,
+        on_change=lambda: go(credit=st.session_state[key]),
         placeholder="choose whose advantages to show",
         help="Series with advantages of this, the one that ran last first. Training takes the current one by default.",
     )
@@ -290,10 +282,7 @@ def draw_filter_line() -> FilterLine:
         choices = hash(tuple(map(get_parameter, ("run", "score", "unscored"))))
         popover = st.popover("Filters", icon=":material/filter_list:", width="content", key=f"filters-{choices}")
         st.toggle(
-            "Facets",
-            key="facets",
-            help="Tools, failed calls, errors, scorers, flags and tags, with counts.",
-            **FILTER,
+            "Facets", key="facets", help="Tools, failed calls, errors, scorers, flags and tags, with counts.", **FILTER
         )
         aside = st.container(horizontal=True, width="content")
     episode_filter = _draw_fields(popover)

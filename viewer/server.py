@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from html import escape
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from lake.cli.options import Lakes
 
@@ -29,6 +30,12 @@ NO_OTHER_PAGE = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Pol
 _NO_FOREIGN_FRAME = [(b"content-security-policy", b"frame-ancestors 'self'"), (b"x-frame-options", b"SAMEORIGIN")]
 _BACKEND = b"<head><script>window.__streamlit = { BACKEND_BASE_URL: location.origin };</script>"
 _POLICY_VIOLATION = 1008
+_PAGES_OF_IDS = ("episode", "group", "job")
+_UNKNOWN_PATH = (
+    '<!doctype html><html lang="en"><meta name="color-scheme" content="light dark"><title>No such page</title>'
+    '<body style="font: 1rem sans-serif; margin: 3rem"><a href="/">Runs</a> <a href="/episodes">Episodes</a> '
+    '<a href="/groups">Groups</a> <a href="/jobs">Jobs</a>'
+)
 _REFUSAL = b"The viewer answers only pages that it served itself, under 127.0.0.1 or localhost.\n"
 
 
@@ -43,16 +50,14 @@ class SameOrigin:
         kind = scope["type"]
         if kind not in ("http", "websocket") or _is_own_request(scope["headers"]):
             if kind == "http":
-                send = _name_backend(_forbid_foreign_frames(send))
+                send = _name_backend(scope["path"], _forbid_foreign_frames(send))
                 headers = [pair for pair in scope["headers"] if _is_passed_on(scope["path"], pair[0])]
                 scope = {**scope, "headers": headers}
             await self._app(scope, receive, send)
         elif kind == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(_REFUSAL)).encode())]
-            await send({"type": "http.response.start", "status": 403, "headers": headers})
-            await send({"type": "http.response.body", "body": _REFUSAL})
+            await _answer(send, 403, b"text/plain", _REFUSAL)
 
 
 def _forbid_foreign_frames(send: Send) -> Send:
@@ -71,31 +76,53 @@ def _is_passed_on(path: str, name: bytes) -> bool:
     return name != b"accept-encoding" or "." in path or path.startswith("/_stcore")
 
 
-def _name_backend(send: Send) -> Send:
+async def _answer(send: Send, status: int, content_type: bytes, body: bytes) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _render_unknown_path(path: str) -> bytes:
+    """Return the answer to a path that no page has: links to the lists, and to what an id at its end names."""
+    from viewer.plain import one_line
+
+    _, name, end = f"{path}/".split("/", 2)
+    target = f"/{name}?{name}={quote(end.strip('/'))}"
+    link = f' <a href="{target}">{target}</a>' if name in _PAGES_OF_IDS else ""
+    return f"{_UNKNOWN_PATH}<p>There is no page {escape(one_line(path, 120))}.{link}".encode()
+
+
+def _name_backend(path: str, send: Send) -> Send:
     """Return a `send` that tells pages where the server is, and gives them the viewer's style.
 
     Streamlit's page looks for its server under the page's own path first, which fails, and then waits before it tries
-    the root.
+    the root. Streamlit answers every path with its page, which looks for its modules under that path; paths that no
+    page has get an answer of the viewer.
     """
     from viewer.figures import STYLE
+    from viewer.navigation import PATHS
 
     held: list[Message] = []
 
     async def pass_on(message: Message) -> None:
         is_start = message["type"] == "http.response.start"
-        if is_start and dict(message.get("headers", ())).get(b"content-type", b"").startswith(b"text/html"):
+        headers = dict(message.get("headers", ())) if is_start else {}
+        # A file that the reader saves is not a page.
+        if headers.get(b"content-type", b"").startswith(b"text/html") and b"content-disposition" not in headers:
             held.append(message)
         elif not held or is_start:
             await send(message)
         else:
             held.append(message)
-            if not message.get("more_body"):
+            if not message.get("more_body") and path not in PATHS:
+                await _answer(send, 404, b"text/html; charset=utf-8", _render_unknown_path(path))
+            elif not message.get("more_body"):
                 body = b"".join(part.get("body", b"") for part in held[1:]).replace(b"<head>", _BACKEND, 1)
                 # At the end, where it wins over Streamlit's rules; before any script, so that nothing moves later.
                 body = body.replace(b"</body>", f"{STYLE}</body>".encode(), 1)
                 length = (b"content-length", str(len(body)).encode())
-                headers = [pair for pair in held[0]["headers"] if pair[0] not in (b"content-length", b"etag")]
-                await send({**held[0], "headers": [*headers, length]})
+                kept = [pair for pair in held[0]["headers"] if pair[0] not in (b"content-length", b"etag")]
+                await send({**held[0], "headers": [*kept, length]})
                 await send({"type": "http.response.body", "body": body})
 
     return pass_on

@@ -230,6 +230,27 @@ def test_only_its_own_pages_are_answered(running: Viewer) -> None:
         assert answer(running.address, host, origin, websocket=False) == 403, (host, origin)
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/nonsense", "no page /nonsense"),
+        ("/a/b/c", "no page /a/b/c"),
+        ("/a/%3Cb%3E", "no page /a/&lt;b&gt;"),
+        ("/episode/19js9amn7yhnq", 'href="/episode?episode=19js9amn7yhnq"'),
+        ("/job/%22x/y", 'href="/job?job=%22x/y"'),
+    ],
+)
+def test_a_path_that_no_page_has_is_said_with_links_to_the_lists(running: Viewer, path: str, shown: str) -> None:
+    """Streamlit would answer with its page, which looks for its modules below the path and stays white."""
+    with pytest.raises(HTTPError, match="404") as refused:
+        urlopen(running.address + path, timeout=30)
+    said = refused.value.read().decode()
+    assert shown in said
+    assert all(f'href="/{name}"' in said for name in ("", "episodes", "groups", "jobs"))
+    assert "<script" not in said
+    assert refused.value.headers["X-Frame-Options"] == "SAMEORIGIN"
+
+
 def test_no_other_page_frames_it(running: Viewer) -> None:
     """Clicks inside a frame would write: the frame's own origin is the viewer's."""
     for path in ("/", "/episode?episode=x", "/_stcore/health", "/download?format=csv"):

@@ -115,11 +115,7 @@ def read_funnel(lake: LakeReader, job_id: int) -> list[FunnelStage]:
     return [*stages, FunnelStage("Trained on", episodes, steps, f"SELECT DISTINCT {mine.removeprefix('SELECT ')}")]
 
 
-_OF_STEPS = {
-    "inactive": "NOT is_active",
-    "copied_context": "is_copied_context",
-    "not_trainable": "NOT trainable",
-}
+_OF_STEPS = {"inactive": "NOT is_active", "copied_context": "is_copied_context", "not_trainable": "NOT trainable"}
 """Reasons that follow from a column of `steps`."""
 _OF_CREDIT = {
     "dead_group": "list_has_any(string_split(flags, ','), ['dead_group', 'singleton_group'])",

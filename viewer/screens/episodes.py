@@ -105,14 +105,7 @@ def show_episodes() -> None:
         step = step if step is not None and step >= view_model.MAX_LINES else None
         return href(Page.EPISODE, episode=row["episode_id"], step=step, list=packed_filter)
 
-    tables.draw_table(
-        frame,
-        columns,
-        label="Episodes",
-        href=link_row,
-        key="episode_id",
-        sortable=ORDERS,
-    )
+    tables.draw_table(frame, columns, label="Episodes", href=link_row, key="episode_id", sortable=ORDERS)
 
 
 # Largest number of links to related episodes.

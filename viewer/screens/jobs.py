@@ -84,9 +84,7 @@ def show_job() -> None:
             ("Groups", number(facts["groups"])),
             ("Dead groups", percent(facts["dead_groups"] / max(facts["judged_groups"], 1)), run_details.DEAD_MEANING),
             ("Shared states", percent(facts["shared"] / total_steps), "Steps whose state two or more siblings passed."),
-            ("Positive", percent(facts["positive"] / total_steps)),
-            ("Negative", percent(facts["negative"] / total_steps)),
-            ("Zero", percent(facts["zero"] / total_steps)),
+            *((name.capitalize(), percent(facts[name] / total_steps)) for name in ("positive", "negative", "zero")),
             ("Unknown", percent(facts["undefined"] / total_steps), "NULL: unknown, which is not 0."),
             ("Mean |A|", number(facts["mean_size"])),
         )
@@ -148,19 +146,11 @@ def _draw_settings(job: Row) -> None:
 
     def label(name: str) -> str:
         row = rows[name]
-        words = (
-            row["run_id"],
-            navigation.name_job(row["kind"], row["parameters"]),
-            f"{row['started_at']:%d %b %H:%M:%S}",
-            name,
-        )
+        job_name = navigation.name_job(row["kind"], row["parameters"])
+        words = (row["run_id"], job_name, f"{row['started_at']:%d %b %H:%M:%S}", name)
         return "  ".join(one_line(part) for part in words if part)
 
     key = f"compared-job-{beside}"
-
-    def remember() -> None:
-        go(beside=st.session_state[key])
-
     choice = st.selectbox(
         "Compare parameters with",
         list(rows),
@@ -168,7 +158,7 @@ def _draw_settings(job: Row) -> None:
         format_func=label,
         placeholder=f"another {job['kind']} job",
         key=key,
-        on_change=remember,
+        on_change=lambda: go(beside=st.session_state[key]),
     )
     if beside is not None and beside not in rows:
         ui.warn_of_missing(f"{chip(beside)} is not another job of this kind.")

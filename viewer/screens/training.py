@@ -236,10 +236,6 @@ def _choose_other_jobs(job_id: int, options: list[str], labels: dict[str, str]) 
         : len(figures.OTHER_COLOURS)
     ]
     key = f"other-jobs-{'-'.join(selection)}"
-
-    def remember() -> None:
-        go(job=ids.to_text(job_id), beside=st.session_state[key])
-
     st.multiselect(
         "Compare with",
         options,
@@ -248,7 +244,7 @@ def _choose_other_jobs(job_id: int, options: list[str], labels: dict[str, str]) 
         max_selections=len(figures.OTHER_COLOURS),
         placeholder="Other jobs",
         key=key,
-        on_change=remember,
+        on_change=lambda: go(job=ids.to_text(job_id), beside=st.session_state[key]),
     )
     return selection
 
