@@ -36,7 +36,7 @@ from viewer.navigation import (
     list_invalid_parameters,
     visit,
 )
-from viewer.plain import chip, slug, visible
+from viewer.plain import chip, one_line, slug, visible
 from viewer.queries import PAGE_ROWS, ListWindow, Row
 from viewer.server import is_read_only
 from viewer.session import get_author
@@ -124,8 +124,14 @@ def show_errors() -> Iterator[None]:
         st.button("Try again with the newest data", icon=":material/refresh:", on_click=session.refresh)
 
 
+def name_tab(name: str) -> None:
+    """Name the browser's tab; the text may be foreign."""
+    st.set_page_config(page_title=f"{one_line(name, 80)} - Trajlake")
+
+
 def draw_header(title: str) -> None:
     """Draw the page's title, the age of the data and the refresh button; `chip` foreign text in the title."""
+    name_tab(title.replace("`", ""))
     with st.container(horizontal=True, vertical_alignment="center", key="header"):
         st.header(title, anchor=False, width="stretch")
         draw_saved_views()

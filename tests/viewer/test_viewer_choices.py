@@ -1,6 +1,7 @@
 """Small decisions of the pages: how a credit job is called, how bars are scaled, what a table shows."""
 
 import json
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's tests alone
 
 from pipelines.credit import GiGPO
-from testkit.streamlit_pages import column, columns, links
+from testkit.lakes import RUN, add_training, build_lake, rollout
+from testkit.streamlit_pages import column, columns, links, open_page, show
 from viewer.filters import describe_parameters
 from viewer.queries import ListWindow
 from viewer.transcript.outline import compute_scale
@@ -35,6 +37,16 @@ def test_a_description_is_one_short_line(parameters: dict[str, str | float]) -> 
     text = describe_parameters(json.dumps(parameters), limit=50)
     assert len(text) <= 50
     assert "\n" not in text
+
+
+def test_the_runs_open_on_a_trained_run_rather_than_on_its_larger_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk = show(build_lake(tmp_path, [rollout("t", index, 1.0) for index in range(2)]), monkeypatch)
+    add_training(lk)
+    with lk.job(kind="collect", run_id=f"{RUN}-eval") as job:
+        job.record([rollout("held out", index, 1.0) for index in range(3)])
+    assert open_page("runs").subheader[0].value == f"Run `{RUN}`"
 
 
 def test_bars_are_scaled_by_the_largest_of_their_kind() -> None:

@@ -78,6 +78,7 @@ def test_a_deep_link_fails_at_nothing_and_its_header_stands_still(running: Viewe
         assert faults == []
         seen = page.evaluate("[Math.min(...tops), Math.max(...tops)]")
         assert seen[1] - seen[0] < 4, f"the heading moved between {seen}"
+        assert page.title() == "Episodes - Trajlake"
 
 
 @pytest.mark.parametrize("size", [VIEWPORT, NARROW], ids=["wide", "narrow"])
@@ -86,6 +87,7 @@ def test_a_deep_link_to_a_step_shows_its_heading_below_what_stays_on_the_screen(
     open_episode(page, lk, "long_walk", "&step=777")
     page.locator("[data-step='777'] .texts").wait_for()
     page.wait_for_function("() => document.querySelector(\"[data-step='777']\").getBoundingClientRect().top < 300")
+    assert page.title() == "Episode demo / long_walk / 0, round 0 - Trajlake"
     head = top(page, "[data-step='777'] .head")
     for above in ("[data-testid=stHeader]", ".st-key-bar", ".toolbar"):
         assert bottom(page, above) <= head + 1, above

@@ -119,6 +119,7 @@ def show_episode() -> None:
     if facts is None:
         ui.end_with_not_found(changed_data.describe_deleted_episodes([episode_id]), Page.EPISODES, "All episodes")
     remember_run(facts["run_id"])
+    ui.name_tab(f"Episode {navigation.name_episode(facts)}")
     episode = EpisodeTranscript(read, href, facts, None)
     ui.draw_bar(_build_path(episode) + _build_list_links(episode, get_parameter(filters.LIST), change_address))
     top = st.container()

@@ -163,8 +163,7 @@ def _draw_facts(facts: Row, credit: Credit | None) -> None:
         ("Scored", number(facts["scored"])),
         ("Mean outcome", number(facts["mean_return"])),
         ("Std", number(facts["sd_return"]), "Sample standard deviation of the outcomes."),
-        ("Lowest", number(facts["lowest"])),
-        ("Highest", number(facts["highest"])),
+        *((name.capitalize(), number(facts[name])) for name in ("lowest", "highest")),
     )
 
 

@@ -221,9 +221,8 @@ def show_rejects() -> None:
     position = f"position {number(reject['position'])} of " if reject["position"] is not None else ""
     st.subheader(f"Reject: {position}{chip(reject['source_uri'])}", anchor=False)
     st.text(visible(reject["message"]))
-    st.code(
-        visible(reject["raw"]), language=None, wrap_lines=True, height=420 if len(reject["raw"]) > 3000 else "content"
-    )
-    if reject["raw_length"] > len(reject["raw"]):
-        st.caption(f"The first {len(reject['raw']):,} of {reject['raw_length']:,} characters.")
+    raw = reject["raw"]
+    st.code(visible(raw), language=None, wrap_lines=True, height=420 if len(raw) > 3000 else "content")
+    if reject["raw_length"] > len(raw):
+        st.caption(f"The first {len(raw):,} of {reject['raw_length']:,} characters.")
     ui.draw_link(Page.JOB, "The job that rejected it", "account_tree", job=ids.to_text(reject["job_id"]))

@@ -148,7 +148,7 @@ def _choose_success() -> tuple[str | None, float]:
 
 
 def _draw_list(score: str | None, success_at: float) -> str:
-    """Draw the list of runs; return the largest of its page, a scored one if there is any."""
+    """Draw the list of runs; return the largest of its page, a scored and a trained one if there is any."""
     tag = get_parameter("tag")
     if tag is not None and not read(runs.count_runs, tag):
         ui.warn_of_missing(f"No run has the tag {chip(tag)}; showing all runs.")
@@ -163,8 +163,9 @@ def _draw_list(score: str | None, success_at: float) -> str:
         megabytes=pl.Series([sizes.get(run, 0) / 1e6 for run in frame["run_id"]], dtype=pl.Float64),
     )
     names = [name for name in _COLUMNS if name in _FIXED_COLUMNS or (order is not None and order.column == name)]
-    is_scored = pl.col("scored") > 0
-    first = str(frame.sort(is_scored, "episodes", descending=True, maintain_order=True)["run_id"][0])
+    # A trained run comes before its evaluation and the traces that it began from, which may be larger.
+    by = (pl.col("scored") > 0, pl.col("loss").is_not_null(), "episodes")
+    first = str(frame.sort(by, descending=True, maintain_order=True)["run_id"][0])
     tables.draw_table(
         frame,
         tables.select_filled(frame, {name: _COLUMNS[name] for name in names}, order),
@@ -190,6 +191,7 @@ def _draw_tags(chosen: str | None) -> None:
 def _draw_run(run: str, score: str | None, success_at: float) -> None:
     remember_run(run)
     facts = read(runs.read_run, run, success_at, score)
+    ui.name_tab(f"Run {facts['name']}")
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Run {chip(facts['name'])}", anchor=False, width="stretch")
         ui.draw_link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run, score=score)
