@@ -157,8 +157,8 @@ def test_unscored_siblings_share_states_and_have_answers_and_scores_but_no_chart
 
 def test_dead_groups_have_one_denominator_on_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups with two or more scored siblings: here one dead, one live; a third has one scored sibling."""
-    outcomes_of_tasks = {"dead": [1.0, 1.0], "live": [1.0, 0.0], "unjudged": [1.0, None]}
-    records = [rollout(task, *pair) for task, values in outcomes_of_tasks.items() for pair in enumerate(values)]
+    values_of_tasks: dict[str, list[float | None]] = {"dead": [1.0, 1.0], "live": [1.0, 0.0], "unjudged": [1.0, None]}
+    records = [rollout(task, *pair) for task, values in values_of_tasks.items() for pair in enumerate(values)]
     lk = show(build_lake(tmp_path, records), monkeypatch)
     run_credit(lk, ESTIMATORS["rloo"]())
     job = lk.sql("SELECT id_text(job_id) FROM job_runs WHERE kind = 'credit'").item()
