@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Mapping
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -100,8 +101,8 @@ def _name_backend(path: str, send: Send) -> Send:
     page has get an answer of the viewer.
     """
     from viewer.figures import STYLE
-    from viewer.navigation import PATHS
 
+    paths = import_module("viewer.navigation").PATHS  # the pages name this module in turn
     held: list[Message] = []
 
     async def pass_on(message: Message) -> None:
@@ -114,7 +115,7 @@ def _name_backend(path: str, send: Send) -> Send:
             await send(message)
         else:
             held.append(message)
-            if not message.get("more_body") and path not in PATHS:
+            if not message.get("more_body") and path not in paths:
                 await _answer(send, 404, b"text/html; charset=utf-8", _render_unknown_path(path))
             elif not message.get("more_body"):
                 body = b"".join(part.get("body", b"") for part in held[1:]).replace(b"<head>", _BACKEND, 1)
