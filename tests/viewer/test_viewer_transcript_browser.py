@@ -694,8 +694,16 @@ def test_a_file_to_send_holds_all_and_asks_for_nothing(
     page.get_by_text("1 of 1 step").wait_for()
     page.get_by_role("button", name="Waterfall").click()
     assert page.locator(".waterfall .row").count() == 4, "its axis and three calls"
+    page.set_viewport_size({"width": 480, "height": 300})
+    assert page.evaluate("document.documentElement.scrollWidth") == 480, "the index fits"
     page.get_by_role("link", name="rollout 1").click()
-    page.get_by_role("heading", name="demo / chat / 1").wait_for()
+    heading = page.get_by_role("heading", name="demo / chat / 1")
+    for _ in range(2):
+        heading.wait_for()
+        assert -2 < heading.bounding_box()["y"] < 100, "the episode is in view, below a higher index"
+        address = page.url
+        page.goto("about:blank")
+        page.goto(address)
     line(page, -1).get_by_text("You are at the gate.").wait_for()
     assert page.evaluate("window.hostile") is None
     assert [url for url in urls if not url.startswith(("data:image/png", out.as_uri()))] == []

@@ -10,6 +10,8 @@ function showEpisode() {
     document.querySelector(`a[href="#${id}"]`)?.classList.toggle("chosen", id === wanted.id);
   }
   mount({ parentElement: document.getElementById("transcript"), data: wanted.data });
+  // The browser went to the name while it was hidden, and the index may be higher than a screen.
+  if (location.hash) document.getElementById(wanted.id).scrollIntoView();
 }
 
 window.addEventListener("hashchange", showEpisode);

@@ -46,6 +46,10 @@ table.index td.words { max-width: 46rem; overflow: hidden; text-overflow: ellips
   white-space: nowrap; }
 table.index a { color: inherit; }
 table.index a.chosen { font-weight: 700; }
+@media (max-width: 800px) { body { padding: 1rem 0.8rem; }
+  table.index :is(td, th) { padding: 0.25rem 0.3rem; font-size: 0.9em; }
+  table.index td:first-child { overflow-wrap: anywhere; }
+  table.index td.words { max-width: 22vw; } }
 header > p { font-size: 0.92rem; }
 .trajlake-transcript .toolbar { top: 0; }
 .trajlake-transcript .turn .margin { top: 3rem; }
