@@ -14,7 +14,9 @@ from lake.records import TokensRecord
 from lake.write.rows import LIMIT
 from testkit.lakes import add_training, build_lake, rollout
 from viewer.queries import ListWindow, transcripts
+from viewer.reader import Reader
 from viewer.transcript import calls, outline, tokens
+from viewer.transcript.view_model import describe_steps, load_transcript
 
 ALL = ListWindow(10_000)
 
@@ -122,17 +124,32 @@ def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_
     [
         {"role": "tool", "content": "No exact match found for `x`."},
         {"role": "tool", "content": "It did not run.", "is_error": True},
+        {"role": "tool", "content": "It ran.", "is_error": False, "observation": {"exit_code": 1}},
+        {"role": "tool", "content": "Exit code 1\nno such file", "is_error": False},
+        {"role": "tool", "content": [{"type": "text", "text": "x\n[The command completed with exit code 12.]\n"}]},
+        {"content": 'Error: "no" {}', "name": "run", "role": "tool"},
+        {"role": "user", "content": "OBSERVATION:\n[No exact match found in a.py", "message_type": "observation"},
     ],
 )
-def test_a_line_tells_of_a_failed_call_that_is_not_the_last(tmp_path: Path, failure: dict[str, Any]) -> None:
+def test_both_views_mark_a_failed_call_also_of_the_last_step(tmp_path: Path, failure: dict[str, Any]) -> None:
+    """The failed call is not the last of its step; a quoted failure is none."""
     record = rollout("t", 0, 0.0, num_steps=3)
-    quoted = {"role": "tool", "content": json.dumps({"is_error": True})}
-    record.steps[1].context = [failure, {"role": "tool", "content": "Done."}]
-    record.steps[2].context = [quoted, {"role": "tool", "content": "Done."}]
+    quoted = {"role": "tool", "content": json.dumps({"is_error": True, "exit_code": 1})}
+    for step in record.steps:
+        step.tool_calls = [{"function": {"name": "run", "arguments": "{}"}}] * 2
+    record.steps[1].context = record.final_observation = [failure, {"role": "tool", "content": "Done."}]
+    record.steps[2].context = [quoted, {"role": "tool", "content": "Done with exit code 0"}]
     lk = build_lake(tmp_path, [record])
-    listed = transcripts.read_outline(lk.snapshot(), only_episode(lk), ALL)
-    faults = [outline.list_reply_faults(row) for row in listed.iter_rows(named=True)]
-    assert faults == [[outline.FAILED], [], []]
+    snapshot, episode = lk.snapshot(), only_episode(lk)
+    opened = transcripts.read_steps(snapshot, episode, [0, 1, 2])
+    beside = transcripts.read_step_texts(snapshot, [(episode, step) for step in range(3)]).sort("step_index")
+    for frame in (transcripts.read_outline(snapshot, episode, ALL), opened, beside):
+        faults = [outline.list_reply_faults(row) for row in frame.iter_rows(named=True)]
+        assert faults == [[outline.FAILED], [], [outline.FAILED]]
+    transcript = load_transcript(Reader(snapshot).read, lambda *_, **__: "", episode, None)
+    assert transcript is not None
+    results = [block for step in describe_steps(transcript, [0, 1, 2]) for block in step["blocks"]]
+    assert [block["is_failed"] for block in results if block["kind"] == "result"] == [True, *[False] * 3, True, False]
 
 
 @pytest.fixture(scope="module")

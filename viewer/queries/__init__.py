@@ -106,18 +106,41 @@ def build_sort_terms(*names: str) -> dict[str, tuple[str, ...]]:
     return {name: (f'"{name}"',) for name in names}
 
 
-def build_replies_sql(where: str) -> str:
+_BLANK = r"(?:\s|\\[nrt])*"
+FAILURE = (
+    r'"is_error": ?true|"exit_code": ?-?[1-9]|"observation": ?"error"'
+    rf'|"(?:content|text)": ?"{_BLANK}(?:<returncode>|Exit code:? |Process exited with code )-?[1-9]'
+    rf'|exit code [1-9][0-9]*\.?\]?{_BLANK}"'
+    rf'|"(?:content|text)": ?"{_BLANK}(?:OBSERVATION:|ERROR:)?{_BLANK}'
+    r"\[?(?:Your proposed edit has introduced|No exact match found|No replacement was performed)"
+    r'|"role": ?"tool",[^{}]*(?:\[\{[^{}]*)?"(?:content|text)": ?"Error'
+    r'|"content": ?"Error(?:[^"\\]|\\.)*",[^{}]*"role": ?"tool"'
+)
+"""Pattern of the JSON of results that failed: by a field, an exit code, their first words, or a refused edit.
+
+SWE-agent and OpenHands answer in fixed words to an edit that they did not make.
+"""
+
+
+def build_replies_sql(episodes: str, next_steps: str = "true") -> str:
     """Return SQL of the replies to steps: episode_id, step_index (of the answered step), is_error, is_empty.
 
-    A reply is the state of the next step, so the last step of an episode has no row.
+    A reply is the state and the messages of the next step, or the messages after the last step. It is an error if its
+    source says so or the result of any call failed (`FAILURE`). is_empty is of the state, and NULL for the last step.
 
     Args:
-        where: a condition on the next step.
+        episodes: a condition on episode_id.
+        next_steps: a condition on the steps after the answered ones.
     """
+    state = "if(state_role IN ('tool', 'function') OR state_role = 'user' AND step_index > 0, state, NULL)"
+    told = f"concat(context, json_object('role', state_role, 'content', {state}))"
     return f"""(
-        SELECT episode_id, step_index - 1 AS step_index, state_is_error AS is_error,
-               is_empty_state(state_hash) AS is_empty
-        FROM steps WHERE {where}
+        SELECT episode_id, step_index - 1 AS step_index,
+               state_is_error OR regexp_matches({told}, '{FAILURE}') AS is_error, is_empty_state(state_hash) AS is_empty
+        FROM steps WHERE {episodes} AND {next_steps}
+        UNION ALL
+        SELECT episode_id, num_steps - 1, regexp_matches(final_observation, '{FAILURE}'), NULL
+        FROM episodes WHERE {episodes}
     )"""
 
 

@@ -52,12 +52,8 @@ TERMS = 20
 UPDATES = 20
 """Updates of a training run that are listed."""
 
-_REFUSED_EDIT = "(?:Your proposed edit has introduced|No exact match found|No replacement was performed)"
-"""Beginnings of what SWE-agent and OpenHands answer to an edit that they did not make."""
-REFUSAL = rf"^\s*(?:OBSERVATION:\s*|ERROR:\s*)?\[?{_REFUSED_EDIT}"
 _COMMAND = r"(?s).*(?:```[^\n`]*\n(.+?)```|<(?:action>|tool_call>|execute_|function=)(.+?)(?:</|$)).*"
 """Pattern of an action that is a text, with its last command: a block of code, or the contents of a tag."""
-_FAILURE = rf'"is_error": ?true|"exit_code": ?-?[1-9]|"content": ?"\[?{_REFUSED_EDIT}'
 _INCOMING = f"""CASE
             WHEN context LIKE '"blob:%' THEN coalesce((
                 SELECT if(count BETWEEN 1 AND {plain.MAX_ELEMENTS}, count, 1)::INTEGER FROM (
@@ -174,8 +170,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
     `tool` and `arguments` are of the first of `calls` tool calls; without calls, `command` is the text's. Steps
     with the same action have the same `doing`. `number` counts the messages of the steps before, and `incoming`
     those between the last decision and this one. `said` and `replied` are the characters of a step's texts and of
-    the reply, from which the page estimates a height. `reply_is_error` is also true where the result of any call
-    says that it failed.
+    the reply, from which the page estimates a height.
     """
     query = f"""
         WITH counted AS (SELECT *, {_INCOMING} AS incoming FROM steps WHERE episode_id = $episode),
@@ -183,8 +178,6 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
             SELECT *, (sum(incoming + 1) OVER (ORDER BY step_index) - incoming - 1)::INTEGER AS number,
                    state_role IN ('tool', 'function') OR (state_role = 'user' AND step_index > 0) AS is_reply,
                    coalesce(length(state), 0) AS heard,
-                   lead(is_reply AND regexp_matches(left(coalesce(state, ''), $head), $refusal)
-                        OR regexp_matches(coalesce(context, ''), $failure)) OVER (ORDER BY step_index) AS has_failure,
                    coalesce(lead(if(is_reply, heard, 0)) OVER (ORDER BY step_index), 0)::INTEGER AS replied,
                    (least(coalesce(length(action), 0), {TEXT})
                     + if(length(reasoning) > {LONG_REASONING}, {HEAD} * 2, coalesce(length(reasoning), 0))
@@ -195,7 +188,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         )
         SELECT m.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
                is_empty_state(state_hash) AS state_is_empty,
-               r.is_error OR has_failure AS reply_is_error, r.is_empty AS reply_is_empty, agent_id, number, incoming,
+               r.is_error AS reply_is_error, r.is_empty AS reply_is_empty, agent_id, number, incoming,
                said, replied, left(action, $head) AS action, if(called IS NULL,
                left(regexp_replace(left(action, {3 * TEXT}), $command, '\\1\\2'), $head), NULL) AS command,
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
@@ -205,8 +198,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         FROM mine AS m LEFT JOIN {build_replies_sql("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index
         """
-    patterns = {"refusal": REFUSAL, "failure": _FAILURE, "command": _COMMAND}
-    return lake.sql(query, {"episode": episode_id, "head": HEAD} | patterns | window.params())
+    return lake.sql(query, {"episode": episode_id, "head": HEAD, "command": _COMMAND} | window.params())
 
 
 def read_reward_scale(lake: LakeReader, episode_id: int) -> tuple[float, bool]:
@@ -233,7 +225,7 @@ def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit:
                value_estimate, latency, prompt_tokens, completion_tokens, {cut},
                (SELECT source_format FROM episodes WHERE episode_id = $episode) AS source_format
         FROM steps AS s
-        LEFT JOIN {build_replies_sql("episode_id = $episode AND list_contains($indices::INTEGER[], step_index - 1)")}
+        LEFT JOIN {build_replies_sql("episode_id = $episode", "list_contains($indices::INTEGER[], step_index - 1)")}
         AS r USING (episode_id, step_index)
         WHERE episode_id = $episode AND list_contains($indices::INTEGER[], s.step_index) ORDER BY s.step_index
         """
@@ -497,13 +489,14 @@ def read_step_texts(lake: LakeReader, steps: Sequence[tuple[int, int]]) -> pl.Da
     state_is_error and state_is_empty are of the state, reply_is_error and reply_is_empty of the reply.
     """
     is_wanted = f"episode_id IN ({build_id_list(sorted({episode for episode, _ in steps}))})"
+    wanted = "IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))"
+    replies = build_replies_sql(is_wanted, f"(episode_id, step_index - 1) {wanted}")
     query = f"""
         SELECT episode_id, step_index, left(state, {EXCERPT}) AS state, left(action, {EXCERPT}) AS action,
                left(tool_calls, {CALLS}) AS tool_calls, state_is_error, is_empty_state(state_hash) AS state_is_empty,
                r.is_error AS reply_is_error, r.is_empty AS reply_is_empty
-        FROM steps LEFT JOIN {build_replies_sql(is_wanted)} AS r USING (episode_id, step_index)
-        WHERE {is_wanted}
-          AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))
+        FROM steps LEFT JOIN {replies} AS r USING (episode_id, step_index)
+        WHERE {is_wanted} AND (episode_id, step_index) {wanted}
         """
     params = {"episodes": [episode for episode, _ in steps], "steps": [step for _, step in steps]}
     return lake.sql(query, params)

@@ -16,9 +16,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 from viewer import plain
-from viewer.queries import Row
+from viewer.queries import FAILURE, Row
 from viewer.queries.episodes import DEMONSTRATION
-from viewer.queries.transcripts import LONG_REASONING, REFUSAL, TEXT
+from viewer.queries.transcripts import LONG_REASONING, TEXT
 from viewer.transcript import rendering
 from viewer.transcript.rendering import RESULT_ROLES, Kind
 
@@ -33,10 +33,6 @@ _IMAGE = re.compile("data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\\s]+"
 _ACTING_IN_TEXT = ("swe_agent", "mini_swe_agent")
 """Formats of agents that act in their text, where messages of a user after the first step are observations."""
 _OBSERVATION = re.compile(r"\s*(?:OBSERVATION:|Observation:|<returncode>)")
-_EXIT_CODE = re.compile(
-    r"\A\s*(?:<returncode>|Exit code:? |Process exited with code )(-?\d{1,10})\b|exit code (\d{1,10})\.?\]?\s*\Z"
-)
-_REFUSED_EDIT = re.compile(REFUSAL)
 THOUGHT = re.compile(r"\s*<think>([\s\S]*?)</think>\s*")
 """Reasoning that a model wrote at the beginning of its message."""
 
@@ -65,7 +61,7 @@ class Block:
     language: str = ""
     """Language of the file that the text is from."""
     is_failed: bool = False
-    """Whether the text is the result of a call or an action that failed: see `_reports_failure`."""
+    """Whether the text is the result of a call or an action that failed."""
 
     def sent(self, limit: int = TEXT) -> dict[str, Any]:
         """What the page gets: the text cut after `limit` characters, and its markup, which may be of the whole text."""
@@ -189,17 +185,8 @@ def _is_observation(message: Any, row: Row) -> bool:
 
 
 def _reports_failure(message: Any) -> bool:
-    """Return whether a result says that it is an error: as a field, in its first words, or as an exit code not 0."""
-    fields = message if isinstance(message, Mapping) else {}
-    nested = [part for name in ("observation", "extras") if isinstance(part := fields.get(name), Mapping)]
-    metadata = [part["metadata"] for part in nested if isinstance(part.get("metadata"), Mapping)]
-    codes = [part["exit_code"] for part in (*nested, *metadata) if isinstance(part.get("exit_code"), int)]
-    codes += [int(match[1] or match[2]) for match in _EXIT_CODE.finditer(extract_text(message)[:TEXT])]
-    if isinstance(flag := fields.get("is_error"), bool):
-        return flag
-    text = extract_text(message)
-    has_word = fields.get("observation") == "error" or (plain.get_role(message) == "tool" and text.startswith("Error"))
-    return any(codes) or has_word or _REFUSED_EDIT.match(text) is not None
+    """Return whether a result says that it failed."""
+    return re.search(FAILURE, json.dumps(message, ensure_ascii=False)) is not None
 
 
 def _build_column_block(row: Row, column: str, kind: Literal["state", "reasoning", "action"]) -> Block:

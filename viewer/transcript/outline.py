@@ -270,7 +270,7 @@ def find_repeats(outline: pl.DataFrame) -> list[dict[str, Any]]:
     Steps are equal if their full action, their reward and their faults are equal.
     """
     names = ("doing", "reward", "is_action_valid", "state_is_error", "is_active", "agent_id")
-    # The last step has no reply, which counts as a reply without a fault.
+    # A step without a reply counts as one whose reply has no fault.
     replies = pl.col("reply_is_error", "reply_is_empty").fill_null(value=False)
     folds = find_folds(list(outline.select(*names, replies).iter_rows()))
     indices = outline["step_index"].to_list()
