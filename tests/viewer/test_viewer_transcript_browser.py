@@ -262,6 +262,14 @@ def test_what_is_read_stays_in_place_and_folded_output_shows_its_first_lines(pag
     thought = line(page, 660).locator("details.reasoning:not([open]) > summary .preview")
     thought.wait_for()
     assert 50 < thought.bounding_box()["height"] < 90
+    before, panel = top_of(page, 660), page.locator(".waterfall")
+    page.get_by_role("button", name="Waterfall").click()
+    panel.wait_for()
+    page.wait_for_timeout(300)
+    assert 60 < panel.bounding_box()["y"] < 300, "it is in view"
+    page.get_by_role("button", name="Waterfall").click()
+    page.wait_for_timeout(300)
+    assert abs(top_of(page, 660) - before) < 5, "the reader is back where the waterfall was opened"
 
 
 def test_the_wheel_moves_the_page_over_a_long_box_whose_lines_a_button_shows(page: Any, lk: Lake) -> None:

@@ -36,11 +36,26 @@ function waterfallButton(view) {
   made.onclick = async () => {
     const present = view.root.querySelector(".waterfall");
     made.setAttribute("aria-pressed", String(!present));
-    if (present) return present.remove();
+    if (present) return closeWaterfall(view, present);
     const { waterfall } = await view.asking.other({ waterfall: 1 });
-    if (waterfall && made.getAttribute("aria-pressed") === "true") view.bar.after(waterfallOf(view, waterfall));
+    if (!waterfall || made.getAttribute("aria-pressed") === "false") return;
+    const panel = waterfallOf(view, waterfall);
+    const index = view.order[view.firstOnScreen()];
+    panel.former = { index, top: view.row(index)?.getBoundingClientRect().top };
+    view.bar.after(panel);
+    panel.scrollIntoView({ block: "nearest" });
   };
   return made;
+}
+
+// Leads back to where the reader opened it, or stays where a bar of it led.
+function closeWaterfall(view, panel) {
+  if (panel.getBoundingClientRect().bottom < view.bar.getBoundingClientRect().bottom) return view.keepInView(() => panel.remove());
+  panel.remove();
+  const { index, top } = panel.former;
+  const goBack = () => scrollerOf(view).scrollBy(0, (view.reveal(index)?.getBoundingClientRect().top ?? top) - top);
+  goBack();
+  requestAnimationFrame(() => requestAnimationFrame(goBack)); // steps near it are drawn, and have their own heights
 }
 
 function waterfallOf(view, { bars, ticks, total, notes, judges }) {

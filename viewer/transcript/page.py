@@ -53,7 +53,7 @@ table.index a.chosen { font-weight: 700; }
 header > p { font-size: 0.92rem; }
 .trajlake-transcript .toolbar { top: 0; }
 .trajlake-transcript .turn .margin { top: 3rem; }
-.trajlake-transcript .step { scroll-margin-top: 3rem; }
+.trajlake-transcript :is(.step, .waterfall) { scroll-margin-top: 3rem; }
 """
 
 

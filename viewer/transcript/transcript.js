@@ -386,7 +386,7 @@ function keys() {
       v: () => view.switchView(),
       "/": () => view.root.querySelector("input").focus(),
       End: () => view.toEnd(),
-      Home: () => (view.scroller ?? document.scrollingElement).scrollTo(0, 0),
+      Home: () => scrollerOf(view).scrollTo(0, 0),
     };
     if (!actions[event.key]) return;
     event.preventDefault();
@@ -394,6 +394,11 @@ function keys() {
   });
 }
 const KEYS = Symbol.for("trajlake.transcript.keys");
+
+// What scrolls: a part of the viewer's page, or a file's document.
+function scrollerOf(view) {
+  return view.scroller ?? document.scrollingElement;
+}
 
 function toolbar(view) {
   const all = button("Open all", "Open or fold all texts (key o)");
