@@ -78,6 +78,7 @@ def walk() -> EpisodeRecord:
         step.action = ("attic", "cellar")[index % 2] if 20 <= index < 30 else f"go {index}"
         step.latency = 0.5
     record.steps[700].reasoning = "A needle in a haystack."
+    record.steps[704].reasoning, record.steps[705].reasoning = "The hay is dry.", "Dry is the hay."
     lines = "\n\n".join(f"line {number}" for number in range(200))
     for step, reply in ((900, lines), (902, f"Error: {lines}")):
         record.steps[step].tool_calls = [{"id": "log", "function": {"name": "log", "arguments": "{}"}}]
@@ -547,6 +548,12 @@ def test_find_reaches_steps_that_are_not_open(page: Any, lk: Lake) -> None:
     on_screen(page, 700)
     opened(page, 700).get_by_text("A needle in a haystack.").wait_for()
     page.wait_for_function("() => CSS.highlights.get('trajlake-found')?.size === 1")
+    page.get_by_label("Find in the episode").fill("is dry")
+    page.get_by_text("1 of 2 steps").wait_for()
+    page.keyboard.press("Enter")
+    opened(page, 705)
+    # The words of the first step stand side by side, those of the second do not.
+    page.wait_for_function("() => CSS.highlights.get('trajlake-found')?.size === 3")
     page.keyboard.press("Escape")
     page.wait_for_function("() => !CSS.highlights.get('trajlake-found')")
     field = "document.activeElement === document.querySelector('.trajlake-transcript input')"

@@ -1,7 +1,7 @@
 // Find in all steps and in the messages before and after them, unopened ones included: the server tells which hold the
 // text; the page marks it where it is drawn.
 
-const MOST_MARKS = 500;
+const MOST_MARKS = 200; // of a step
 const MOST_TERMS = 20;
 const FOUND = "trajlake-found";
 const SLOW_MS = 300; // a status that changes sooner would flicker
@@ -106,12 +106,15 @@ function highlight(view) {
   const terms = termsOf(view.needle ?? "");
   if (!terms.length) return;
   const ranges = [];
-  const places = [...view.list.querySelectorAll(".texts")];
-  for (const place of places) markTexts(place, [view.needle.trim().toLowerCase()], ranges);
-  // Words are marked only if no text on the page has them as one, where all of them are; not letters of other words.
-  const words = terms.length > 1 ? terms.filter((term) => term.length > 1) : terms;
-  const holders = terms.length > 1 ? places.filter((place) => view.rowOf(place)?.classList.contains("found")) : places;
-  if (!ranges.length) for (const place of holders) markTexts(place, words, ranges);
+  const phrase = [view.needle.trim().toLowerCase()];
+  const long = terms.filter((term) => term.length > 1);
+  const words = long.length ? long : terms;
+  // A step with the text as one shows where; in another that counts, all its words are marked, not letters of others.
+  for (const place of view.list.querySelectorAll(".texts")) {
+    const isCounted = terms.length === 1 || view.rowOf(place)?.classList.contains("found");
+    const marks = markTexts(place, phrase);
+    ranges.push(...(marks.length || !isCounted ? marks : markTexts(place, words)));
+  }
   CSS.highlights.set(FOUND, new Highlight(...ranges));
   if (view.hit < 0) return; // a search of the list came along, and the reader has not gone to a hit
   for (const range of ranges) {
@@ -122,9 +125,11 @@ function highlight(view) {
   }
 }
 
-function markTexts(place, texts, ranges) {
+function markTexts(place, texts) {
+  const ranges = [];
   const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
   while (ranges.length < MOST_MARKS && walker.nextNode()) for (const text of texts) mark(walker.currentNode, text, ranges);
+  return ranges;
 }
 
 function mark(node, needle, ranges) {
