@@ -48,6 +48,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9 _-]", "?", text)[:CHIP] or "?"
 
 
+def grade(outcome: float) -> str:
+    """Return the class of an outcome's colour: good from 1, bad up to 0, middling between."""
+    return "good" if outcome >= 1 else "bad" if outcome <= 0 else "middling"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Format a number; None, which means unknown, as a dash. The sign below 0 is U+2212, as on the whole page."""
     if value is None:

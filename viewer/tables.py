@@ -23,7 +23,7 @@ from lake.cli.options import format_ids
 from viewer.components import warn_of_missing
 from viewer.navigation import Page, change_address, get_parameter
 from viewer.navigation import href as build_href
-from viewer.plain import chip, format_aligned, name_rollout, number, one_line, seconds, signed
+from viewer.plain import chip, format_aligned, grade, name_rollout, number, one_line, seconds, signed
 from viewer.queries import Row, Sort
 
 CELL = 400
@@ -252,7 +252,7 @@ def _cell(value: Any, column: TableColumn) -> str:
     elif column.kind is Kind.MARK:
         html = f'<span title="yes">{text}</span>' if value else ""
     elif column.kind is Kind.OUTCOME:
-        html = f'<span class="{"good" if value >= 1 else "bad" if value <= 0 else "middling"}">{html}</span>'
+        html = f'<span class="{grade(value)}">{html}</span>'
     elif column.kind is Kind.TIME:
         html = " ".join(f"<span>{part}</span>" for part in html.split())
     elif column.kind is Kind.EXCERPT:

@@ -237,7 +237,7 @@ def test_the_head_names_task_answer_and_why_it_was_scored_so(tmp_path: Path) -> 
 
 def test_a_file_holds_what_began_at_the_steps_of_its_episodes(tmp_path: Path) -> None:
     """Sub-agents of sub-agents are in the file but in no index, and none beyond the limit of episodes."""
-    lk = build_lake(tmp_path, [rollout("t", 0, 1.0)])
+    lk = build_lake(tmp_path, [rollout("t", 0, 0.5)])
     parent = chosen = lk.sql("SELECT episode_id FROM episodes").item()
     for task in ("part", "part of the part"):
         with lk.job(kind="collect", run_id="demo") as job:
@@ -253,6 +253,7 @@ def test_a_file_holds_what_began_at_the_steps_of_its_episodes(tmp_path: Path) ->
     ]
     html = page.render_html(loaded).decode()
     assert html.count("<header id=") == 3
+    assert '<span class="middling">outcome <b>0.5' in html, "its colour is that of the list"
     assert '<table class="index">' not in html
     ((branch,),) = loaded[1].branches.values()
     assert branch["href"] == f"#episode-{ids.to_text(parent)}"

@@ -29,8 +29,6 @@ _MAX_VERDICTS = 340
 """Characters of all scores and reasons that are shown: three lines of a small screen. A fold has the others."""
 _REWARD_DETAILS = ("reward_info", "test_result", "report")
 """Keys of `extra`, or of its `info`, under which formats store how an environment computed its reward."""
-_SUCCESS = 1.0
-"""Least outcome that counts as success unless the reader chooses another."""
 _EMPHASIS = re.compile(r"\*\*|`+|^#+ ", re.MULTILINE)
 _LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\((?:[^()\s]|\([^()\s]*\)){1,2000}\)")
 STYLE = """
@@ -52,9 +50,9 @@ STYLE = """
   border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 6px; }
 .trajlake-head .others > div { display: grid; }
 .trajlake-head .others .fold > div { position: static; }
-.trajlake-head .good b { color: light-dark(#1c5fa8, #7db7f2); }
-.trajlake-head .bad b, .trajlake-head .cut b { color: var(--trajlake-orange); }
-.trajlake-head .broken b { color: var(--trajlake-red); }
+.trajlake-head .good b { color: var(--trajlake-green); }
+.trajlake-head :is(.middling, .cut) b { color: var(--trajlake-orange); }
+.trajlake-head :is(.bad, .broken) b { color: var(--trajlake-red); }
 """
 
 
@@ -116,7 +114,7 @@ def _list_verdicts(transcript: EpisodeTranscript) -> Iterator[str]:
         rows.insert(0, {"scorer": name, "value": value, "reason": None, "error": None, "metrics": details})
     verdicts = []
     for row in sorted(rows, key=lambda row: row["scorer"] != name):
-        tone = "" if row["value"] is None or row["scorer"] != name else "good" if row["value"] >= _SUCCESS else "bad"
+        tone = "" if row["value"] is None or row["scorer"] != name else plain.grade(row["value"])
         grade = parse_json_object(row["metrics"]).get("value") if row["value"] is None else None
         text = number(row["value"]) if grade is None else one_line(str(grade), 40)
         verdicts.append((row["scorer"], text, tone, row["reason"] or row["error"], row["metrics"]))

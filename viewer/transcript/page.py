@@ -31,7 +31,8 @@ _STEPS_PER_READ = 50
 _STYLE = """
 :root { color-scheme: light dark; --st-text-color: light-dark(#262730, #fafafa);
   --st-background-color: light-dark(#ffffff, #0e1117); --st-secondary-background-color: light-dark(#f0f2f6, #262730);
-  --trajlake-red: light-dark(#b3261e, #ff8a80); --trajlake-orange: light-dark(#9a4b00, #f0a45d);
+  --trajlake-red: light-dark(#b3261e, #ff8a80); --trajlake-green: light-dark(#17663a, #7bd69b);
+  --trajlake-orange: light-dark(#9a4b00, #f0a45d);
   --trajlake-accent-text: light-dark(#6443c2, #b39dff); --trajlake-quiet: light-dark(#5f5d5a, #b4b1ac); }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.2rem 2rem; max-width: 1500px; font: 14px/1.45 system-ui, sans-serif;
