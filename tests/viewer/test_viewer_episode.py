@@ -175,6 +175,21 @@ def test_flags_are_explained_in_the_step_and_what_all_steps_are_stays_out_of_the
     assert [line["marks"] for line in transcript(at)["lines"]] == [[], [], []]
 
 
+def test_a_page_is_quiet_where_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No credit of a group without a score, no siblings of a lone episode; a limit is named where it cut."""
+    pair = [rollout("pair", number, float(number), status="truncated") for number in range(2)]
+    lk = show(build_lake(tmp_path, [*pair, rollout("lone", 0, None, num_steps=1)]), monkeypatch)
+    add_credit(lk)
+    lone = open_page("episode", episode=episode_id(lk, "lone", 0), step=0)
+    assert "Compare with siblings" not in words(lone)
+    assert (opened(lone)["ledger"], opened(lone)["marks"]) == ([], [])
+    assert [line["marks"] for line in transcript(lone)["lines"]] == [[]]
+    one = open_page("episode", episode=episode_id(lk, "pair", 0), step=0)
+    assert "Compare with siblings" in words(one)
+    marked = [step["index"] for step in transcript(one)["ready"] if "truncated" in str(step.get("marks"))]
+    assert marked == [2], "the last step"
+
+
 def test_terms_of_opposite_signs_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two winners pass one hall, one of them late: its episode is good, its step is worse than the other's."""
     quick, lost, slow = rollout("t", 0, 1.0, num_steps=3), rollout("t", 1, 0.0), rollout("t", 2, 1.0, num_steps=9)

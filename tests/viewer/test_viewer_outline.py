@@ -75,13 +75,14 @@ def test_calls_with_known_starts_are_where_they_were() -> None:
 
 def test_without_starts_calls_are_laid_end_to_end() -> None:
     assert spans([None, None, None], [1.0, None, 3.0]) == [(0.0, 25.0), None, (25.0, 75.0)]
-    assert spans([None], [None]) == [None], "unknown is no bar"
+    assert spans([None, None], [None, None]) == [], "a note says that the source has no times"
+    assert spans([0.0, None], [None, None]) == [None, None], "unknown is no bar"
 
 
 @given(st.lists(st.tuples(st.none() | st.floats(0, 1e6), st.none() | st.floats(0, 1e4)), min_size=1))
 def test_every_bar_stays_in_its_track(timeline: list[tuple[float | None, float | None]]) -> None:
     bars = spans([start for start, _ in timeline], [length for _, length in timeline])
-    for bar, (_, length) in zip(bars, timeline, strict=True):
+    for bar, (_, length) in zip(bars, timeline, strict=bool(bars)):
         assert length is not None or bar is None, "no length, no bar"
         assert bar is None or (bar[0] >= 0 and bar[1] >= 0 and sum(bar) <= 100.02)
 

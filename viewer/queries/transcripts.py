@@ -96,6 +96,11 @@ def read_episode(lake: LakeReader, episode_id: int) -> Row | None:
     return get_first_row(lake.sql(query, {"episode": episode_id, "text": TEXT}))
 
 
+def has_siblings(lake: LakeReader, group_id: int) -> bool:
+    """Return whether a group has several episodes."""
+    return bool(lake.sql("SELECT count(*) > 1 FROM episodes WHERE group_id = ?", [group_id]).item())
+
+
 def read_related_episodes(lake: LakeReader, episode_id: int) -> pl.DataFrame:
     """Return the parent of an episode (`is_parent`), then its children by step. A retracted parent has only its id."""
     query = """

@@ -134,7 +134,8 @@ def show_episode() -> None:
             hidden = [
                 kind for kind, label in kinds.items() if not st.toggle(label, value=True, key=kind, bind="query-params")
             ]
-        ui.draw_link(Page.COMPARE, "Compare with siblings", "view_column", episode=ids.to_text(episode_id))
+        if read(transcripts.has_siblings, facts["group_id"]):
+            ui.draw_link(Page.COMPARE, "Compare with siblings", "view_column", episode=ids.to_text(episode_id))
         download.draw_html_link(credit, episode=ids.to_text(episode_id))
         follows_step = annotations.draw_annotations(episode_id, get_int("step"))
     transcript = replace(episode, credit=credit)

@@ -60,7 +60,7 @@ function closeWaterfall(view, panel) {
 
 function waterfallOf(view, { bars, ticks, total, notes, judges }) {
   const axis = el("div", "axis", ...ticks.map(([label, left]) => placed(el("span", "", label), left)));
-  const head = el("div", "row", el("b", "", total === null ? "Time unknown" : `Total ${total}`), axis, el("span", "number", "took"));
+  const head = total === null ? "" : el("div", "row", el("b", "", `Total ${total}`), axis, el("span", "number", "took"));
   const rows = bars.map((bar) => {
     const track = el("span", "track", ...ticks.map(([, left]) => placed(el("s"), left)));
     if (bar.span) {

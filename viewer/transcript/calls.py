@@ -99,6 +99,8 @@ def _list_messages(attribute: Any) -> list[Any]:
 def build_waterfall(rows: pl.DataFrame, judges: Sequence[Row]) -> dict[str, Any]:
     """Return the bars of a waterfall in percent of its axis, the ticks of the axis in seconds, and the total.
 
+    Without any time only the calls of judges are left, which open theirs.
+
     Args:
         rows: rows of `transcripts.read_timeline`.
         judges: rows of `transcripts.read_judge_calls`.
@@ -113,6 +115,8 @@ def build_waterfall(rows: pl.DataFrame, judges: Sequence[Row]) -> dict[str, Any]
     total = max((start + length for start, length in timed), default=0.0) - first
     bars = []
     for row, start, length in zip(rows.head(MAX_ROWS).iter_rows(named=True), began, took, strict=False):
+        if not timed and row["step_index"] is not None:
+            continue
         span = None
         if start is not None and length is not None and total > 0:
             span = (round(100 * (start - first) / total, 3), round(100 * length / total, 3))
@@ -130,7 +134,7 @@ def build_waterfall(rows: pl.DataFrame, judges: Sequence[Row]) -> dict[str, Any]
     if rows.height > MAX_ROWS:
         notes.append(f"The first {MAX_ROWS:,} of {rows.height:,} rows.")
     if not timed:
-        notes.append("The lake holds no times of this episode.")
+        notes.append("The source has no times of this episode.")
     return {
         "bars": bars,
         "ticks": [(plain.seconds(tick), round(100 * tick / total, 3)) for tick in _list_ticks(total)],

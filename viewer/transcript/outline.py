@@ -147,11 +147,12 @@ def terms_disagree(credit: Row) -> bool:
     return a_episode is not None and a_step is not None and a_episode * a_step < 0
 
 
-def list_marks(credit: Row | None) -> list[Mark]:
-    """Return the flags of a step's credit as marks."""
+def list_marks(credit: Row | None, *, is_last: bool = True) -> list[Mark]:
+    """Return the flags of a step's credit as marks; only the last step of an episode says that this was cut off."""
     if credit is None:
         return []
-    flags = [FLAGS.get(flag, (slug(flag), "gray", None)) for flag in filter(None, credit["flags"].split(","))]
+    names = [flag for flag in credit["flags"].split(",") if flag and (is_last or flag != "truncated")]
+    flags = [FLAGS.get(flag, (slug(flag), "gray", None)) for flag in names]
     return [_DISAGREE, *flags] if terms_disagree(credit) else flags
 
 

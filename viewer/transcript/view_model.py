@@ -83,6 +83,12 @@ class EpisodeTranscript:
         )
 
     @cached_property
+    def is_scored(self) -> bool:
+        """Whether a sibling has a score or the credit a figure; where nothing is scored, no figure is missing."""
+        known = ("advantage", "a_episode", "a_step", "return_to_go", "group_size")
+        return any(self.advantages[name].fill_null(0).ne(0).any() for name in known if self.advantages.height)
+
+    @cached_property
     def scale(self) -> outline.Scale:
         """Scale of the bars of its ledgers."""
         largest, rewarded = self.read(transcripts.read_reward_scale, self.episode_id)
@@ -192,6 +198,7 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
     steps = []
     for index in indices:
         row, step_credit = rows.get(index), credit.get(index)
+        shown_credit = step_credit if transcript.is_scored else None
         step_blocks, badges = _list_blocks(transcript, index, rows), [] if row is None else list_badges(row)
         block_badges, badges = split_badges(step_blocks, badges)
         opened: dict[str, Any] = {
@@ -200,8 +207,11 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
         }
         if row is not None:
             opened |= {
-                "ledger": outline.build_ledger(row["reward"], step_credit, scale, formula),
-                "marks": [*outline.list_facts(row, transcript.quiet_steps), *outline.list_marks(step_credit)],
+                "ledger": outline.build_ledger(row["reward"], shown_credit, scale, formula),
+                "marks": [
+                    *outline.list_facts(row, transcript.quiet_steps),
+                    *outline.list_marks(shown_credit, is_last=index == transcript.count - 1),
+                ],
                 "badges": badges,
                 "disagree": step_credit is not None and outline.terms_disagree(step_credit),
                 "shared": outline.link_shared_state(step_credit, transcript.credit_name, transcript.link),
@@ -397,7 +407,7 @@ def describe_lines(transcript: EpisodeTranscript, window: ListWindow, selected: 
     near = max(0, (window.offset if selected is None else selected) - 1)
     first = [BEFORE] if near == 0 else []
     end = min(window.offset + window.limit, transcript.count)
-    by_step = {row["step_index"]: row for row in credit.iter_rows(named=True)}
+    by_step = {row["step_index"]: row for row in credit.iter_rows(named=True) if transcript.is_scored}
     return {
         "name": f"{ids.to_text(transcript.episode_id)}-{window.offset}",
         "lines": outline.build_lines(rows, by_step, transcript.scores, scale, transcript.branches, count_before),
