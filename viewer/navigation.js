@@ -83,6 +83,7 @@ function start() {
   document.addEventListener("click", (event) => event.target.closest?.("[role=menuitemradio]") && keepTheme(state));
   const app = document.querySelector(APP);
   new MutationObserver(() => watchServer(state, app)).observe(app, { attributeFilter: [CONNECTION] });
+  new MutationObserver(() => keepFocus(app)).observe(document.body, { subtree: true, attributeFilter: ["inert"] });
   return state;
 }
 
@@ -233,6 +234,7 @@ function watchServer(state, app) {
   } else if (!document.querySelector(".trajlake-stopped")) {
     state.away = setTimeout(() => {
       document.body.classList.add("trajlake-away");
+      keepFocus(app);
       const words = "The viewer's server has stopped. Start it again; this page then goes on by itself.";
       const command = `${state.command} --no-browser --port ${location.port || 80}`;
       const bar = element("div", "trajlake-stopped", element("div", "", words), element("code", "", command));
@@ -240,6 +242,12 @@ function watchServer(state, app) {
       document.body.append(bar);
     }, AWAY_MS);
   }
+}
+
+// The dialog that Streamlit opens then is not shown, and must not take the focus from what is read.
+function keepFocus(app) {
+  if (!document.body.classList.contains("trajlake-away")) return;
+  for (let shell = app.closest("[inert]"); shell; shell = app.closest("[inert]")) shell.inert = false;
 }
 
 function element(tag, name, ...children) {

@@ -189,10 +189,15 @@ def test_a_stopped_server_is_named_in_words_with_the_command_that_starts_it(brow
         go(page, "/episodes", "Episodes")
         open_row(page, "Episodes", 0)
         settled(page, "Episode")
+        page.locator(".trajlake-transcript .head").first.wait_for()
     stopped = page.get_by_role("alert")
     stopped.get_by_text(f"trajlake view --lake {lk.uri}").wait_for()
     assert "server has stopped" in stopped.inner_text()
     assert not page.get_by_text("streamlit run").is_visible()
+    page.keyboard.type("/no")
+    page.locator("[role=dialog]").wait_for(state="attached")
+    page.keyboard.type("ne")
+    assert page.get_by_label("Find in the episode").input_value() == "none", "no letter is a key"
     page.go_back()
     with viewer(lk.uri, "--port", str(urlsplit(started.address).port)):
         settled(page, "Episodes")
