@@ -86,6 +86,7 @@ def walk() -> EpisodeRecord:
     record.steps[905].context = [{"role": "user", "content": f"OBSERVATION:\n{lines}"}]
     code = {"code": "\n".join(f"print({number})" for number in range(100))}
     record.steps[800].tool_calls = [{"function": {"name": "run", "arguments": json.dumps(code)}}]
+    record.steps[950].action = "```\n" + "loud\n" * 60_000 + "```"
     for step in record.steps[600:690:2]:
         step.reasoning = "A long thought. " * 150
     return record
@@ -294,6 +295,11 @@ def test_the_wheel_moves_the_page_over_a_long_box_whose_lines_a_button_shows(pag
     whole.click()
     line(page, 800).get_by_role("button", name="fewer lines").wait_for()
     assert line(page, 800).locator(".whole").evaluate("box => box.scrollHeight <= box.clientHeight + 1")
+    go(page, lk, "walk", view="conversation", step=950)
+    line(page, 950).get_by_role("button", name=re.compile(r"^all \d{3} loaded lines$")).wait_for()
+    go(page, lk, "walk", view="conversation")
+    page.keyboard.press("j")
+    assert focused(page) == "0", "the messages before the steps have nothing to open"
 
 
 def test_a_conversation_shows_each_message_once_and_harmless(page: Any, lk: Lake) -> None:

@@ -67,6 +67,7 @@ function blockOf(view, index, block, title) {
   const isCut = () => whole === block.text && block.shown < block.length && (isWritten || !block.is_whole);
   const show = () => {
     text.replaceChildren(...read(whole, isWritten ? "" : html), ...block.images.map(imageOf));
+    text.classList.toggle("partial", isCut() || (whole !== block.text && block.length > ALL));
     if (isCut()) text.append(view.data.held ? el("div", "size", cutOff(block)) : more(block, load));
     if (whole !== block.text && block.length > ALL) text.append(el("div", "size", beyond(block)));
     highlight(view);

@@ -25,7 +25,8 @@ function watched(box) {
 }
 
 function cut(box) {
-  const label = `all ${box.innerText.trimEnd().split("\n").length.toLocaleString("en")} lines`;
+  const isPartial = [...(box.closest(".partial")?.querySelectorAll(BOXES) ?? [])].at(-1) === box;
+  const label = `all ${box.innerText.trimEnd().split("\n").length.toLocaleString("en")} ${isPartial ? "loaded " : ""}lines`;
   const made = button(label, "Show the whole");
   made.classList.add("uncut");
   made.onclick = (event) => {

@@ -293,10 +293,17 @@ class Transcript {
   move(by) {
     const focused = this.rowOf(document.activeElement);
     const top = this.list.getBoundingClientRect().top;
-    let place = focused && this.root.contains(focused) ? this.place(focused.dataset.step) + by : -1;
-    if (place < 0 && !focused) place = top > 0 ? 0 : this.firstOnScreen();
-    place = Math.max(0, Math.min(place, this.order.length - 1));
-    const index = this.order[place];
+    // In the conversation, messages outside the steps have nothing to open.
+    const order = this.isConversation ? this.order.filter((index) => this.lines.has(index)) : this.order;
+    let place = focused && this.root.contains(focused) ? order.findIndex((index) => String(index) === focused.dataset.step) + by : -1;
+    if (place < 0 && !focused && top <= 0) {
+      const first = this.firstOnScreen();
+      place = order.findIndex((index) => this.order.indexOf(index) >= first);
+      if (place < 0) place = order.length;
+    }
+    place = Math.max(0, Math.min(place, order.length - 1));
+    const index = order[place];
+    if (index === undefined) return;
     this.chunks.find(({ indices }) => indices.has(index)).chunk.fill();
     const row = this.row(index);
     row.firstChild.focus({ preventScroll: true });
