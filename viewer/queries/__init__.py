@@ -116,10 +116,7 @@ FAILURE = (
     r'|"role": ?"tool",[^{}]*(?:\[\{[^{}]*)?"(?:content|text)": ?"Error'
     r'|"content": ?"Error(?:[^"\\]|\\.)*",[^{}]*"role": ?"tool"'
 )
-"""Pattern of the JSON of results that failed: by a field, an exit code, their first words, or a refused edit.
-
-SWE-agent and OpenHands answer in fixed words to an edit that they did not make.
-"""
+"""Pattern of the JSON of results that failed: by a field, an exit code, their first words, or a refused edit."""
 
 
 def build_replies_sql(episodes: str, next_steps: str = "true") -> str:

@@ -184,11 +184,6 @@ def _is_observation(message: Any, row: Row) -> bool:
     return is_marked or _OBSERVATION.match(extract_text(message)) is not None
 
 
-def _reports_failure(message: Any) -> bool:
-    """Return whether a result says that it failed."""
-    return re.search(FAILURE, json.dumps(message, ensure_ascii=False)) is not None
-
-
 def _build_column_block(row: Row, column: str, kind: Literal["state", "reasoning", "action"]) -> Block:
     text, length = row[column] or "", row[f"{column}_length"]
     role = {"action": "assistant", "reasoning": "reasoning"}.get(column, row["state_role"] or "")
@@ -270,7 +265,8 @@ def _list_call_blocks(row: Row, following: Sequence[Any]) -> Iterator[Block]:
             form, language = rendering.detect(block.text, "tool", name), rendering.find_language(arguments)
             label = "result from user" if block.role == "user" else "result"  # a person may have written it
             block = replace(block, kind="result", label=label, is_folded=block.length > LONG_OUTPUT)
-            block = replace(block, form=form, language=language, is_failed=_reports_failure(message))
+            is_failed = re.search(FAILURE, json.dumps(message, ensure_ascii=False)) is not None
+            block = replace(block, form=form, language=language, is_failed=is_failed)
             yield replace(block, place=place + 1 + at)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,35 +29,7 @@ from viewer.transcript.view_model import EpisodeTranscript, ReadQuery, load_tran
 MAX_STEP_BYTES = 40_000_000
 """Maximum bytes of the steps of a file; steps beyond it have only their lines."""
 _STEPS_PER_READ = 50
-_STYLE = """
-:root { color-scheme: light dark; --st-text-color: light-dark(#262730, #fafafa);
-  --st-background-color: light-dark(#ffffff, #0e1117); --st-secondary-background-color: light-dark(#f0f2f6, #262730);
-  --trajlake-red: light-dark(#b3261e, #ff8a80); --trajlake-green: light-dark(#17663a, #7bd69b);
-  --trajlake-orange: light-dark(#9a4b00, #f0a45d);
-  --trajlake-accent-text: light-dark(#6443c2, #b39dff); --trajlake-quiet: light-dark(#5f5d5a, #b4b1ac); }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.2rem 2rem; max-width: 1500px; font: 14px/1.45 system-ui, sans-serif;
-  color: var(--st-text-color); background: var(--st-background-color); }
-h1 { font-size: 1.15rem; margin: 0 0 0.4rem; overflow-wrap: anywhere; }
-p { margin: 0.2rem 0 0.6rem; opacity: 0.85; overflow-wrap: anywhere; }
-table.index { border-collapse: collapse; margin: 0.6rem 0 1rem; font-variant-numeric: tabular-nums; }
-table.index :is(td, th) { padding: 0.25rem 0.8rem; text-align: right;
-  border-bottom: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
-table.index :is(td, th):nth-child(-n + 2) { text-align: left; }
-table.index td.words { max-width: 46rem; overflow: hidden; text-overflow: ellipsis;
-  white-space: nowrap; }
-table.index a { color: inherit; }
-table.index a.chosen { font-weight: 700; }
-@media (max-width: 800px) { body { padding: 1rem 0.8rem; }
-  table.index :is(td, th) { padding: 0.25rem 0.3rem; font-size: 0.9em; }
-  table.index td:first-child { overflow-wrap: anywhere; }
-  table.index td.words { max-width: 22vw; } }
-header > p { font-size: 0.92rem; }
-.trajlake-transcript .toolbar { top: 0; }
-.trajlake-transcript .turn .margin { top: 3rem; }
-.trajlake-transcript :is(.step, .waterfall) { scroll-margin-top: 3rem; }
-"""
-
+_STYLE = Path(__file__).with_name("page.css").read_text()
 
 MAX_SIBLINGS = 16
 """Maximum siblings of a file."""
