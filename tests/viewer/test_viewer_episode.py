@@ -126,7 +126,7 @@ def test_scores_of_a_step_stand_in_its_line_and_in_the_step(tmp_path: Path, monk
 def test_a_step_says_how_often_it_was_trained_on(lk: Lake) -> None:
     add = {"episode": episode_id(lk, "dead", 0), "step": 1}
     facts = dict(opened(open_page("episode", **add))["facts"])
-    assert facts["trained on"] == "1 time (demo: updates 0)"
+    assert facts["trained on"] == "1 time (demo: update 0)"
 
 
 def test_what_came_out_of_a_step_branches_off_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

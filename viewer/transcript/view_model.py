@@ -298,9 +298,10 @@ def _list_facts(row: Row, trained: Sequence[Row]) -> list[tuple[str, str]]:
     """Return facts of an opened step that are not in its ledger."""
     uses = None
     if trained:
+        labels = ("update" if len(use["updates"]) == 1 else "updates" for use in trained[0]["uses"])
         runs = "; ".join(
-            f"{plain.one_line(use['run'] or 'a run')}: updates {', '.join(map(str, use['updates']))}"
-            for use in trained[0]["uses"]
+            f"{plain.one_line(use['run'] or 'a run')}: {label} {', '.join(map(str, use['updates']))}"
+            for use, label in zip(trained[0]["uses"], labels, strict=True)
         )
         uses = f"{count_noun(trained[0]['times'], 'time')} ({plain.one_line(runs, 300)})"
     facts = {
