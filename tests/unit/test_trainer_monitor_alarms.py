@@ -50,9 +50,7 @@ def test_a_jump_is_a_rise_since_the_first_update_on_the_rollouts() -> None:
         alarms = Alarms(AlarmConfig())
         messages = [alarms.check(ratios(share, 0.4), index) for index, share in enumerate(shares)]
         assert [len(sentences) for sentences in messages] == expected
-    assert messages[1][0].startswith("20% of the tokens have a ratio outside [0.5, 2], after 0% at the first update")
-    assert "above 15%" in messages[1][0]
-    assert "lower --lr" in messages[1][0]
+    assert all(figure in messages[1][0] for figure in ("20%", "15%", "lower --lr"))
     stale = Alarms(AlarmConfig())
     assert [stale.check(ratios(share, 0.4), index) for index, share in enumerate((0.3, 0.44))] == [[], []]
     assert len(Alarms(AlarmConfig(), stale.figures).check(ratios(0.46, 0.4), 2)) == 1
@@ -66,9 +64,8 @@ def test_a_policy_stands_still_if_none_of_eight_updates_after_the_first_of_a_rou
         assert [len(sentences) for sentences in messages] == expected
         assert ("policy_standstill" in alarms.active) == (1 in expected)
         if 1 in expected:
-            assert messages[10][0].startswith("mean |log ratio| at most 0.0035 nats in 8 updates, below 0.005")
+            assert all(figure in messages[10][0] for figure in ("0.0035", " 8 ", "0.005", "raise --lr"))
             assert alarms.check(ratios(0.0, 2.6e-7), 0) == []
-            assert "raise --lr" in messages[10][0]
 
 
 def test_one_update_a_round_says_nothing_of_how_far_the_policy_moves() -> None:
