@@ -119,7 +119,7 @@ def test_from_runs_to_a_step_and_back_without_a_mouse(page: Any, lk: Lake) -> No
     page.keyboard.press("Enter")
     settled(page, "Episode")
     page.locator("[data-step='2']").wait_for()
-    for key in ("j", "j", "j", "Enter"):
+    for key in ("j", "j", "Enter"):
         page.keyboard.press(key)
     page.locator("[data-step='1'] .body").wait_for()
     assert address(page)["step"] == "1"
