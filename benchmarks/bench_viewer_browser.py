@@ -2,9 +2,9 @@
 
     python benchmarks/bench_viewer_browser.py [--clicks 20]
 
-Two lakes: an episode of a thousand steps, and conversations of tau-bench's shape. Times are from the click to the first
-frame that shows what was asked for, as the browser's own clock sees them, beside requests of the same server that
-are answered at once. The browser, the server and this script share the processors: run it where nothing else does.
+Two lakes: an episode of a thousand steps, and conversations of tau-bench's shape. The browser's clock measures from the
+click to the first frame that shows its effect. Requests that the server answers at once are measured for comparison.
+The browser, the server and this script share the processors: run it where nothing else does.
 """
 
 import argparse

@@ -122,8 +122,8 @@ def _name_backend(path: str, send: Send) -> Send:
                 # At the end, where it wins over Streamlit's rules; before any script, so that nothing moves later.
                 body = body.replace(b"</body>", f"{STYLE}</body>".encode(), 1)
                 length = (b"content-length", str(len(body)).encode())
-                kept = [pair for pair in held[0]["headers"] if pair[0] not in (b"content-length", b"etag")]
-                await send({**held[0], "headers": [*kept, length]})
+                other_headers = [pair for pair in held[0]["headers"] if pair[0] not in (b"content-length", b"etag")]
+                await send({**held[0], "headers": [*other_headers, length]})
                 await send({"type": "http.response.body", "body": body})
 
     return pass_on

@@ -22,7 +22,7 @@ from benchmarks.learning.play import TRACES, player_options, record_traces
 from benchmarks.learning.results import Result, Results, Task
 from benchmarks.learning.runs import WORLDS, rounds_of
 from benchmarks.learning.settings import ENVIRONMENTS, Environment, Regime
-from benchmarks.proof_run.start import find_package_file
+from benchmarks.proof_run.start import clone_traces, convert_base
 from trainer.config import ScheduleConfig, TrainConfig
 from trainer.online.settings import (
     CollectConfig,
@@ -33,9 +33,6 @@ from trainer.online.settings import (
     OnlineConfig,
 )
 from trainer.online.start import run_loop
-from trainer.policy.model_files import convert_model
-from trainer.runs.folder import RunFolder
-from trainer.runs.offline import resume, train
 
 Say = Callable[[str], None]
 ENVIRONMENT = ENVIRONMENTS["slippery-lake"]
@@ -43,7 +40,6 @@ SEEDS = (0, 1, 2)
 ARMS = ("gigpo", "grpo")
 RATE = 3e-5
 _TRACES = Regime(traces=240, noise=0.3)
-_SFT = "sft"
 _HELD_OUT = 200
 
 
@@ -59,25 +55,10 @@ def start_model(out: Path, environment: Environment, say: Say) -> Path:
         MissingExtraError: the package that holds the model is not installed.
     """
     lk = lake.open(out / "start", create=True)
-    if not (out / "base").exists():
-        say(f"base: {convert_model(find_package_file(), out / 'base'):,} parameters")
+    convert_base(out, say)
     if lk.sql("SELECT 1 FROM episodes WHERE run_id = ?", [TRACES]).is_empty():
         record_traces(lk, environment, _TRACES, seed=0)
-    config = TrainConfig(
-        model=str(out / "base"),
-        loss="sft",
-        where=f"run_id = '{TRACES}' AND env_return > 0",
-        dtype="bfloat16",
-        learning_rate=1e-4,
-        episodes_per_step=4,
-        token_budget=1024,
-        checkpoint_every=25,
-        keep_last=1,
-        threads=1,
-    )
-    folder = out / _SFT
-    is_new = RunFolder(folder).read() is None
-    return (train(lk, config, folder, run_id=_SFT) if is_new else resume(lk, folder)).model
+    return clone_traces(lk, out, TRACES).model
 
 
 def build_config(environment: Environment, task: Task, model: Path, rounds: int) -> OnlineConfig:

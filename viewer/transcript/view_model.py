@@ -85,8 +85,8 @@ class EpisodeTranscript:
     @cached_property
     def is_scored(self) -> bool:
         """Whether a sibling has a score or the credit a figure; where nothing is scored, no figure is missing."""
-        known = ("advantage", "a_episode", "a_step", "return_to_go", "group_size")
-        return any(self.advantages[name].fill_null(0).ne(0).any() for name in known if self.advantages.height)
+        figures = ("advantage", "a_episode", "a_step", "return_to_go", "group_size")
+        return any(self.advantages[name].fill_null(0).ne(0).any() for name in figures if self.advantages.height)
 
     @cached_property
     def scale(self) -> outline.Scale:
