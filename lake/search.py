@@ -40,6 +40,7 @@ from lake.read.joined_snapshot import JoinedSnapshot
 from lake.read.parquet import DataFile, collect_rows, scan_files
 from lake.read.snapshot import Snapshot, SnapshotReader
 from lake.storage import local_cache
+from lake.storage.locks import hold_file_lock
 from lake.tables import TABLES
 from lake.write.rows import inline_blobs
 
@@ -343,10 +344,12 @@ class Index:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._path.touch(mode=0o600)
-        with self._connect() as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(_SCHEMA)
+        # SQLite fails instead of waiting if two connections want to change the journal.
+        with hold_file_lock(path.with_name("lock")):
+            path.touch(mode=0o600)
+            with self._connect() as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.executescript(_SCHEMA)
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:

@@ -14,6 +14,7 @@ the mixing function is `lake.ids.splitmix64`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import duckdb
@@ -146,6 +147,7 @@ _BARE: dict[str, Any] = {
 """Parts of a parsed SELECT that contains nothing but one expression."""
 
 
+@lru_cache
 def check_predicate(where: str, option: str = "--where") -> None:
     """Refuse text that is not one SQL expression. Raises UsageError: empty, invalid SQL, or more than an expression."""
     if not where.strip():

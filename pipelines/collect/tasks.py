@@ -6,6 +6,7 @@ of tasks. A round ends at the end of its epoch, so its last round may be smaller
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ _KNOWN = frozenset(("name", "prompt", "messages", "ground_truth", "seed"))
 """Columns with a meaning here; others go to `Task.data`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskSet:
     """Tasks in a fixed order."""
 
@@ -33,7 +34,13 @@ class TaskSet:
     rejected: Sequence[str] = ()
     """Invalid rows of the file, with reasons."""
 
+    @cached_property
+    def by_seed(self) -> dict[int, Task]:
+        """The tasks by their seeds; a loop reads it in each of its rounds."""
+        return {task.seed: task for task in self.tasks}
 
+
+@lru_cache(maxsize=2)  # A loop checks its tasks, then reads them; a million take seconds.
 def list_seed_tasks(first: int, count: int) -> TaskSet:
     """Return tasks for `count` seeds from `first` on; an environment draws its starts from them."""
     return TaskSet(
@@ -162,13 +169,13 @@ class Cursor:
     """Tasks of the epoch that earlier rounds took."""
 
 
-def draw_order(count: int, seed: int, epoch: int) -> list[int]:
+@lru_cache(maxsize=1)  # A loop draws from the same epoch in each of its rounds.
+def draw_order(count: int, seed: int, epoch: int) -> Sequence[int]:
     """Return the order of an epoch: each of 0 to count - 1 once, equal on every machine."""
     import numpy as np
 
     numbers_N = np.arange(count, dtype=np.uint64) + np.uint64(ids.key_hash("epoch", seed, epoch))
-    permutation: list[int] = ids.splitmix64(numbers_N).argsort().tolist()
-    return permutation
+    return tuple(ids.splitmix64(numbers_N).argsort().tolist())
 
 
 def take_tasks(tasks: TaskSet, seed: int, cursor: Cursor, count: int) -> list[Task]:

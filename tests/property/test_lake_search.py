@@ -21,6 +21,7 @@ from lake.errors import LakeAccessError, SearchIndexError
 from lake.records import EpisodeRecord, StepRecord
 from lake.search import Index, search_episodes
 from lake.storage.local_cache import CACHE_VARIABLE
+from lake.storage.locks import hold_file_lock
 from lake.write.ingest import ingest
 from lake.write.scores import Annotation, annotate
 from testkit.copies import copied
@@ -218,6 +219,19 @@ def test_several_build_it_at_once(lk: Lake) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(build, range(6))) == [7] * 6
+
+
+def test_whoever_opens_it_waits_while_another_process_creates_it(tmp_path: Path) -> None:
+    """SQLite waits for no lock while it changes the journal of a new file, so the second one would fail."""
+    path = tmp_path / "index"
+    with ThreadPoolExecutor(1) as pool:
+        with hold_file_lock(tmp_path / "lock"):
+            waiting = pool.submit(Index, path)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.2)
+            assert not path.exists()
+        waiting.result()
+    assert path.stat().st_size
 
 
 def test_what_another_process_took_apart_is_put_together_again(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,11 +226,10 @@ class _Collector:
     async def collect(self, interrupts: Interrupts) -> None:
         """Play all rounds, then close the player."""
         run_settings = self.collection.run_settings
-        of = {task.seed: task for task in self.tasks.tasks}
         try:
             await self.player.settle()
             async with Scheduler(
-                run_settings.run, run_settings.seed, of, self.player, self.store, self.collection.limits
+                run_settings.run, run_settings.seed, self.tasks.by_seed, self.player, self.store, self.collection.limits
             ) as scheduler:
                 interrupts.reach(scheduler)
                 try:
