@@ -280,7 +280,9 @@ def test_a_step_is_a_deep_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_very_long_episode_has_pages_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_model, "MAX_LINES", 10)
-    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0, num_steps=25)]), monkeypatch)
+    record = rollout("t", 0, 1.0, num_steps=25)
+    record.steps[20].is_action_valid = False
+    lk = show(build_lake(tmp_path, [record]), monkeypatch)
     here = {"episode": episode_id(lk, "t", 0)}
     at = open_page("episode", step=17, **here)
     assert [line["index"] for line in transcript(at)["lines"]] == list(range(10, 20))
@@ -288,6 +290,8 @@ def test_a_very_long_episode_has_pages_of_lines(tmp_path: Path, monkeypatch: pyt
     at.get("pagination")[0].set_value(3)
     assert_sound(at.run())
     assert [line["index"] for line in transcript(at)["lines"]] == list(range(20, 25))
+    malformed = [[mark[0] for mark in step["marks"]].count("malformed action") for step in transcript(at)["ready"][:3]]
+    assert malformed == [0, 1, 0]
 
 
 def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

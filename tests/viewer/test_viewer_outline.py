@@ -112,9 +112,8 @@ def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_
     ]
     listed = transcripts.read_outline(snapshot, episode, ALL)
     pages = pl.concat([transcripts.read_outline(snapshot, episode, ListWindow(1, page)) for page in range(4)])
-    opened = transcripts.read_steps(snapshot, episode, [3, 2, 1, 0])
     beside = transcripts.read_step_texts(snapshot, [(episode, step) for step in range(4)]).sort("step_index")
-    for frame in (listed, pages, opened, beside):
+    for frame in (listed, pages, beside):
         assert [
             [mark[:2] for mark in outline.list_reply_faults(row)] for row in frame.iter_rows(named=True)
         ] == messages
@@ -142,14 +141,15 @@ def test_both_views_mark_a_failed_call_also_of_the_last_step(tmp_path: Path, fai
     record.steps[2].context = [quoted, {"role": "tool", "content": "Done with exit code 0"}]
     lk = build_lake(tmp_path, [record])
     snapshot, episode = lk.snapshot(), only_episode(lk)
-    opened = transcripts.read_steps(snapshot, episode, [0, 1, 2])
     beside = transcripts.read_step_texts(snapshot, [(episode, step) for step in range(3)]).sort("step_index")
-    for frame in (transcripts.read_outline(snapshot, episode, ALL), opened, beside):
+    for frame in (transcripts.read_outline(snapshot, episode, ALL), beside):
         faults = [outline.list_reply_faults(row) for row in frame.iter_rows(named=True)]
         assert faults == [[outline.FAILED], [], [outline.FAILED]]
     transcript = load_transcript(Reader(snapshot).read, lambda *_, **__: "", episode, None)
     assert transcript is not None
-    results = [block for step in describe_steps(transcript, [0, 1, 2]) for block in step["blocks"]]
+    steps = describe_steps(transcript, [0, 1, 2])
+    assert [outline.FAILED in step["marks"] for step in steps] == [True, False, True]
+    results = [block for step in steps for block in step["blocks"]]
     assert [block["is_failed"] for block in results if block["kind"] == "result"] == [True, *[False] * 3, True, False]
 
 

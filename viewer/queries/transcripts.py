@@ -214,7 +214,7 @@ def read_reward_scale(lake: LakeReader, episode_id: int) -> tuple[float, bool]:
 
 
 def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit: int = TEXT) -> pl.DataFrame:
-    """Return some of an episode's steps in order, with their texts cut after `limit` characters.
+    """Return the texts of some of an episode's steps in order, cut after `limit` characters, and what no line shows.
 
     `*_length` is the full length of each text. Documents are read up to `DOCUMENT` characters.
     """
@@ -224,17 +224,14 @@ def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit:
         for name, limit in limits.items()
     )
     query = f"""
-        SELECT s.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_role,
-               state_is_error, is_empty_state(state_hash) AS state_is_empty, r.is_error AS reply_is_error,
-               r.is_empty AS reply_is_empty, model, policy_version, finish_reason, {_INCOMING} AS incoming,
-               value_estimate, latency, prompt_tokens, completion_tokens, {cut},
+        SELECT step_index, state_role, model, policy_version, finish_reason, value_estimate, latency, prompt_tokens,
+               completion_tokens, {cut},
                (SELECT source_format FROM episodes WHERE episode_id = $episode) AS source_format
-        FROM steps AS s
-        LEFT JOIN {build_replies_sql("episode_id = $episode", "list_contains($indices::INTEGER[], step_index - 1)")}
-        AS r USING (episode_id, step_index)
-        WHERE episode_id = $episode AND list_contains($indices::INTEGER[], s.step_index) ORDER BY s.step_index
+        FROM steps WHERE episode_id = $episode AND step_index BETWEEN $first AND $last
+        AND list_contains($indices::INTEGER[], step_index) ORDER BY step_index
         """
-    params: Params = {"episode": episode_id, "indices": list(indices), "text": limit, "json": DOCUMENT}
+    span = {"first": min(indices), "last": max(indices)}
+    params: Params = {"episode": episode_id, "indices": list(indices), "text": limit, "json": DOCUMENT, **span}
     lengths = {"context": "context_length", "tool_calls": "tool_calls_length"}
     return restore_documents(lake, lake.sql(query, params), lengths, DOCUMENT)
 

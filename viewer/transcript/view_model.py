@@ -271,7 +271,11 @@ def read_shared_state(transcript: EpisodeTranscript, index: int) -> dict[str, st
 def _read_rows(transcript: EpisodeTranscript, indices: Sequence[int], limit: int = TEXT) -> pl.DataFrame:
     """Return the rows of some steps and of their neighbours: a call stands in one step, its result in the next."""
     near_indices = sorted({near for index in indices for near in (index - 1, index, index + 1)})
-    return transcript.read(transcripts.read_steps, transcript.episode_id, tuple(near_indices), limit)
+    texts = transcript.read(transcripts.read_steps, transcript.episode_id, tuple(near_indices), limit)
+    # The cache holds the lines, since the page has shown them.
+    pages = sorted({max(0, index) // MAX_LINES for index in near_indices})
+    lines = pl.concat([transcript.lines(ListWindow.page(page + 1, MAX_LINES)) for page in pages])
+    return texts.join(lines.drop("action"), on="step_index", how="left", maintain_order="left")
 
 
 def _select_credit(transcript: EpisodeTranscript, indices: Sequence[int]) -> dict[int, Row]:
