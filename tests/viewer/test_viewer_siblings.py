@@ -148,6 +148,8 @@ def test_unscored_siblings_share_states_and_have_answers_and_scores_but_no_chart
     annotate(lk, [Annotation(episode_id=episode, label="tidy", value=0.25)], "ann")
     shares = anchors.compute_shares(lk.snapshot(), group, find_credit(lk.snapshot()))
     assert (shares["steps"], shares["shared"], shares["alone"]) == (6, 5, 1)
+    frame = groups.read_page(Reader(lk.snapshot()), GroupFilter(), ListWindow(), Sort("shared_share", descending=True))
+    assert frame.select("task_id", "shared_share").rows() == [("t", pytest.approx(5 / 6)), ("scored", 2 / 6)]
     at = open_page("group", group=group, score="env_return")
     assert "83 % of 6 steps" in words(at)
     assert "trajlake-strip" not in words(at)
@@ -179,16 +181,17 @@ def test_lists_have_no_columns_of_which_nothing_is_known(tmp_path: Path, monkeyp
 
 
 def test_only_the_newest_job_of_the_current_credit_counts(tmp_path: Path) -> None:
-    """A group that gained a sibling since, whose state nobody else was in, shares less."""
+    """A group that gained a sibling since shares less; the shared state is now also known as an error text."""
     lk = build_lake(tmp_path, [rollout("t", index, float(index), num_steps=1) for index in range(2)])
     for _ in range(2):
         add_credit(lk)
         add_credit(lk, omega=0.5)
-        alone = rollout("t", 2, 0.0, num_steps=1)
-        alone.steps[0].state = "elsewhere"
+        alone = rollout("t", 2, 0.0, num_steps=2)
+        alone.steps[1].state, alone.steps[0].state = str(alone.steps[0].state), "elsewhere"
+        alone.steps[1].state_is_error = True
         lk.append([alone], run_id="demo")
     (group,) = groups.read_page(Reader(lk.snapshot()), GroupFilter(), ListWindow()).to_dicts()
-    assert (group["size"], group["shared_share"]) == (3, pytest.approx(2 / 3))
+    assert (group["size"], group["shared_share"], group["error_share"]) == (3, pytest.approx(3 / 4), 1.0)
 
 
 def test_a_group_of_a_grouping_has_a_page_of_its_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,11 +36,12 @@ ORDERS = (
     *("mean_step", "ways_in", "states", "share", "doubt"),
 )
 """Columns that may order anchor states."""
-
-
-# Counted on the page's own steps: a credit's counts leave unscored siblings out.
-_HAS_ANCHOR = pl.col("anchor_key").is_not_null()
-_IS_SHARED = _HAS_ANCHOR & (pl.col("episode_id").n_unique().over("anchor_key") > 1)
+SHARED_ANCHORS = """
+    SELECT group_id, anchor_key, count(*) AS size,
+           anchor_key IS NOT NULL AND min(episode_id) < max(episode_id) AS is_shared
+    FROM {rows} GROUP BY group_id, anchor_key
+    """
+"""SQL of the anchors of groups. Two episodes share one, scored or not: a credit's counts leave the unscored out."""
 
 
 def compute_shares(lake: LakeReader, group_id: int, credit: Credit) -> Row:
@@ -50,12 +51,12 @@ def compute_shares(lake: LakeReader, group_id: int, credit: Credit) -> Row:
     |A_S|, NULL if that is 0.
     """
     steps = _read_visited_steps(lake, group_id, credit)
-    is_doubted = _IS_SHARED & pl.any_horizontal(pl.col("state_is_error", "state_is_empty").fill_null(value=False))
+    is_doubted = pl.col("is_shared") & pl.any_horizontal("state_is_error", "state_is_empty").fill_null(value=False)
     weight = pl.col("a_step").abs()
     figures = steps.select(
         steps=pl.len(),
-        shared=_IS_SHARED.sum(),
-        alone=(_HAS_ANCHOR & (pl.len().over("anchor_key") == 1)).sum(),
+        shared=pl.col("is_shared").sum(),
+        alone=(pl.col("anchor_key").is_not_null() & (pl.len().over("anchor_key") == 1)).sum(),
         doubted=is_doubted.sum(),
         doubted_weight=pl.when(weight.sum() > 0).then(weight.filter(is_doubted).sum() / weight.sum()),
     )
@@ -74,7 +75,7 @@ def read_page(
     steps = _read_visited_steps(lake, group_id, credit)
     total_weight = steps["a_step"].abs().sum() or None
     returns, weight, empty = pl.col("return_to_go"), pl.col("a_step"), pl.col("state_is_empty")
-    groups = steps.filter(_IS_SHARED).group_by("anchor_key")
+    groups = steps.filter("is_shared").group_by("anchor_key")
     states = groups.agg(
         size=pl.len().cast(pl.Int64),
         episodes=pl.col("episode_id").n_unique().cast(pl.Int64),
@@ -100,23 +101,24 @@ def read_page(
 
 def count_anchors(lake: LakeReader, group_id: int, credit: Credit) -> int:
     """Count the rows of `read_page`."""
-    return _read_visited_steps(lake, group_id, credit).filter(_IS_SHARED)["anchor_key"].n_unique()
+    return _read_visited_steps(lake, group_id, credit).filter("is_shared")["anchor_key"].n_unique()
 
 
 def _read_visited_steps(lake: LakeReader, group_id: int, credit: Credit) -> pl.DataFrame:
     """Return the steps of a group that a credit covers. A page about the group reads this frame three times.
 
-    episode_id, step_index; of the credit anchor_key, return_to_go, a_step; of the state its beginning, state_hash,
-    state_is_error, state_is_empty. Equal actions have equal `taken`, and equal actions before the step have equal
-    `led_here`.
+    episode_id, step_index; of the credit anchor_key, is_shared, return_to_go, a_step; of the state its beginning,
+    state_hash, state_is_error, state_is_empty. Equal actions have equal `taken`, and equal actions before the step have
+    equal `led_here`.
     """
     query = f"""
-        SELECT a.episode_id, a.step_index, a.anchor_key, a.return_to_go, a.a_step,
+        WITH mine AS (SELECT * FROM {credit.rows} WHERE group_id = $group)
+        SELECT a.episode_id, a.step_index, a.anchor_key, c.is_shared, a.return_to_go, a.a_step,
                left(s.state, {EXCERPT}) AS state, s.state_hash, s.state_is_error,
                is_empty_state(s.state_hash) AS state_is_empty, hash({build_action_sql("s")}) AS taken, s.led_here
-        FROM {credit.rows} AS a
+        FROM mine AS a
         JOIN {_build_steps_sql(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
-        WHERE a.group_id = $group
+        JOIN ({SHARED_ANCHORS.format(rows="mine")}) AS c ON c.anchor_key IS NOT DISTINCT FROM a.anchor_key
         """
     return lake.sql(query, {"group": group_id})
 

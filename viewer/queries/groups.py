@@ -25,6 +25,7 @@ from viewer.queries import (
     get_first_row,
     order_by,
 )
+from viewer.queries.anchors import SHARED_ANCHORS
 from viewer.queries.episodes import (
     FACETS,
     FIRST_VALUES,
@@ -70,10 +71,14 @@ class GroupFilter:
     """Groups of a grouping (`trajlake group`); None: as collected."""
 
 
+_SHARES = f"""
+    SELECT group_id, if(count(anchor_key) > 0, coalesce(sum(size) FILTER (is_shared), 0) / sum(size), NULL)
+           AS shared_share
+    FROM ({SHARED_ANCHORS.format(rows="(SELECT * FROM current_advantages WHERE {within})")}) GROUP BY group_id
+    """
 # Findings of the credit jobs of a series in each group, from the newest job of the group; $jobs are in order.
 _FINDINGS = """
-    SELECT group_id, if(anchors > 0, shared_steps / steps, NULL) AS shared_share,
-           error_steps / nullif(shared_steps, 0) AS error_share,
+    SELECT group_id, error_steps / nullif(shared_steps, 0) AS error_share,
            empty_steps / nullif(shared_steps, 0) AS empty_share, last_actions_mean AS ways_in
     FROM credit_groups WHERE series_id = $series
     QUALIFY row_number() OVER (PARTITION BY group_id ORDER BY list_position($jobs, job_id) DESC) = 1
@@ -106,7 +111,9 @@ def list_groups(lake: LakeReader, group_filter: GroupFilter, sort: Sort | None) 
     is_narrowed = having.narrows and not having.has_lookup
     within = f"WHERE group_id IN (SELECT group_id FROM ({members}))" if is_narrowed else ""
     rows = f"({_GROUPS.format(episodes=relation)} {within} GROUP BY group_id)"
-    if sort is not None and sort.column in _CREDIT_ORDERS:
+    if sort is not None and sort.column == "shared_share":
+        rows += f" LEFT JOIN ({_SHARES.format(within='true')}) USING (group_id)"
+    elif sort is not None and sort.column in _CREDIT_ORDERS:
         rows += f" LEFT JOIN ({_FINDINGS}) USING (group_id)"
         params |= _read_current_series(lake)
     if group_filter.signal is not None:
@@ -131,14 +138,15 @@ def read_page(
     """Return a page of `list_groups` with figures of all siblings; sd_return is the sample deviation.
 
     From the current credit, NULL where it has no row: shared_share, the share of steps in a state that siblings share.
-    Of those steps, error_share are from an error text and empty_share from an empty state. ways_in is the mean number
-    of distinct actions that led to them.
+    Of those steps of scored siblings, error_share are from an error text and empty_share from an empty state. ways_in
+    is the mean number of distinct actions that led to them.
     """
     group_ids = lake.read(list_groups, group_filter, sort).slice(window.offset, window.limit)
     relation, params = _build_relation(lake, group_filter)
+    within = f"group_id IN ({build_id_list(group_ids)})"
     query = f"""
         SELECT * FROM ({_GROUPS.format(episodes=relation)} GROUP BY group_id) LEFT JOIN ({_FINDINGS}) USING (group_id)
-        WHERE group_id IN ({build_id_list(group_ids)})
+        LEFT JOIN ({_SHARES.format(within=within)}) USING (group_id) WHERE {within}
         """
     facts = lake.sql(query, params | _read_current_series(lake))
     return group_ids.to_frame().join(facts, on="group_id", how="left", maintain_order="left")
