@@ -115,7 +115,7 @@ def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_
     beside = transcripts.read_step_texts(snapshot, [(episode, step) for step in range(4)]).sort("step_index")
     for frame in (listed, pages, beside):
         assert [
-            [mark[:2] for mark in outline.list_reply_faults(row)] for row in frame.iter_rows(named=True)
+            [mark[:2] for mark in outline.list_reply_faults(row, {})] for row in frame.iter_rows(named=True)
         ] == messages
 
 
@@ -126,6 +126,7 @@ def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_
         {"role": "tool", "content": "It did not run.", "is_error": True},
         {"role": "tool", "content": "It ran.", "is_error": False, "observation": {"exit_code": 1}},
         {"role": "tool", "content": "Exit code 1\nno such file", "is_error": False},
+        {"role": "tool", "content": "Exit code 1\n" + "x" * LIMIT},
         {"role": "tool", "content": [{"type": "text", "text": "x\n[The command completed with exit code 12.]\n"}]},
         {"content": 'Error: "no" {}', "name": "run", "role": "tool"},
         {"role": "user", "content": "OBSERVATION:\n[No exact match found in a.py", "message_type": "observation"},
@@ -143,7 +144,7 @@ def test_both_views_mark_a_failed_call_also_of_the_last_step(tmp_path: Path, fai
     snapshot, episode = lk.snapshot(), only_episode(lk)
     beside = transcripts.read_step_texts(snapshot, [(episode, step) for step in range(3)]).sort("step_index")
     for frame in (transcripts.read_outline(snapshot, episode, ALL), beside):
-        faults = [outline.list_reply_faults(row) for row in frame.iter_rows(named=True)]
+        faults = [outline.list_reply_faults(row, {}) for row in frame.iter_rows(named=True)]
         assert faults == [[outline.FAILED], [], [outline.FAILED]]
     transcript = load_transcript(Reader(snapshot).read, lambda *_, **__: "", episode, None)
     assert transcript is not None

@@ -228,11 +228,18 @@ def test_episodes_of_several_groups(lk: Lake) -> None:
 
 
 def test_a_lake_without_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lk = build_lake(tmp_path)
+    """An empty reply is marked as in the conversation: not of a tool whose replies are all empty."""
+    calls = [("think", "Go."), ("find", ""), ("find", ""), ("think", "x")]
+    pair = [rollout("mixed", index, float(index), num_steps=4, collection_round=1) for index in range(2)]
+    for record in pair:
+        for step, (tool, state) in zip(record.steps, calls, strict=True):
+            step.tool_calls, step.state = [{"function": {"name": tool, "arguments": "{}"}}], state
+    lk = build_lake(tmp_path, pair)
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
     html = table(open_page("compare", episode=group_of(lk, "mixed")[0]))
     assert ">all<" in html
     assert "mean A" not in html
+    assert html.count(">empty reply<") == 2, "the first step of `find` of each"
 
 
 @pytest.mark.parametrize(

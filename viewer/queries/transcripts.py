@@ -21,6 +21,7 @@ from lake.write.rows import put_back
 from viewer import plain
 from viewer.queries import (
     EXCERPT,
+    FAILURE,
     NO_ADVANTAGES,
     LakeReader,
     ListWindow,
@@ -52,6 +53,7 @@ TERMS = 20
 UPDATES = 20
 """Updates of a training run that are listed."""
 
+_BLOBS = "SELECT sha256, media_type, payload FROM blobs WHERE list_contains($h, sha256)"
 _COMMAND = r"(?s).*(?:```[^\n`]*\n(.+?)```|<(?:action>|tool_call>|execute_|function=)(.+?)(?:</|$)).*"
 """Pattern of an action that is a text, with its last command: a block of code, or the contents of a tag."""
 _INCOMING = f"""CASE
@@ -134,14 +136,21 @@ def restore_documents(lake: LakeReader, frame: pl.DataFrame, lengths: dict[str, 
     Args:
         lengths: the length column of each document column.
     """
-    blobs = "SELECT sha256, media_type, payload FROM blobs WHERE list_contains($h, sha256)"
-    restored = put_back(frame, list(lengths), lambda hashes: lake.sql(blobs, {"h": hashes}))
+    restored = put_back(frame, list(lengths), lambda hashes: lake.sql(_BLOBS, {"h": hashes}))
     for column, length in lengths.items():
         # Documents that SQL cut hold no reference: a document with references is short.
         is_restored = restored[column].ne_missing(frame[column])
         full_length = pl.when(is_restored).then(pl.col(column).str.len_chars()).otherwise(pl.col(length))
         restored = restored.with_columns(full_length.alias(length), pl.col(column).str.slice(0, limit))
     return restored
+
+
+def _judge_moved_replies(lake: LakeReader, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of replies without `moved`, whose texts `reply_is_error` then knows (`build_replies_sql`)."""
+    query = f"{_BLOBS} AND NOT starts_with(media_type, 'image/')"
+    moved = put_back(rows, ["moved"], lambda hashes: lake.sql(query, {"h": hashes}))["moved"]
+    is_failed = moved.str.contains(FAILURE).fill_null(value=False)
+    return rows.drop("moved").with_columns(pl.col("reply_is_error") | is_failed)
 
 
 def read_text(lake: LakeReader, episode_id: int, step_index: int, column: TextColumn, limit: int) -> str:
@@ -193,7 +202,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         )
         SELECT m.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
                is_empty_state(state_hash) AS state_is_empty,
-               r.is_error AS reply_is_error, r.is_empty AS reply_is_empty, agent_id, number, incoming,
+               r.moved, r.is_error AS reply_is_error, r.is_empty AS reply_is_empty, agent_id, number, incoming,
                said, replied, left(action, $head) AS action, if(called IS NULL,
                left(regexp_replace(left(action, {3 * TEXT}), $command, '\\1\\2'), $head), NULL) AS command,
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
@@ -203,7 +212,8 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         FROM mine AS m LEFT JOIN {build_replies_sql("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index
         """
-    return lake.sql(query, {"episode": episode_id, "head": HEAD, "command": _COMMAND} | window.params())
+    params: Params = {"episode": episode_id, "head": HEAD, "command": _COMMAND}
+    return _judge_moved_replies(lake, lake.sql(query, params | window.params()))
 
 
 def read_reward_scale(lake: LakeReader, episode_id: int) -> tuple[float, bool]:
@@ -496,9 +506,9 @@ def read_step_texts(lake: LakeReader, steps: Sequence[tuple[int, int]]) -> pl.Da
     query = f"""
         SELECT episode_id, step_index, left(state, {EXCERPT}) AS state, left(action, {EXCERPT}) AS action,
                left(tool_calls, {CALLS}) AS tool_calls, state_is_error, is_empty_state(state_hash) AS state_is_empty,
-               r.is_error AS reply_is_error, r.is_empty AS reply_is_empty
+               r.moved, r.is_error AS reply_is_error, r.is_empty AS reply_is_empty
         FROM steps LEFT JOIN {replies} AS r USING (episode_id, step_index)
         WHERE {is_wanted} AND (episode_id, step_index) {in_steps}
         """
     params = {"episodes": [episode for episode, _ in steps], "steps": [step for _, step in steps]}
-    return lake.sql(query, params)
+    return _judge_moved_replies(lake, lake.sql(query, params))

@@ -10,22 +10,14 @@ from lake.judgements import outcomes
 from lake.judgements.credit import Covering, Credit, find_covering
 from viewer import changed_data, filters, navigation, side_by_side
 from viewer import components as ui
-from viewer import side_by_side as drawn
 from viewer.navigation import Page, change_address, get_ids, get_parameter, href
 from viewer.plain import chip, number
-from viewer.queries import Row, transcripts
+from viewer.queries import ListWindow, Row, transcripts
 from viewer.queries.episodes import EpisodeFilter
 from viewer.session import read
-from viewer.side_by_side import (
-    AlignmentLine,
-    Parting,
-    Stretch,
-    align,
-    explain_parting,
-    find_first_divergence,
-    fold_alike_lines,
-)
+from viewer.side_by_side import AlignmentLine, Parting, StepCell, Stretch
 from viewer.transcript import outline
+from viewer.transcript.view_model import MAX_LINES
 
 _PAGE_LINES = 40
 # Value of `open` that folds nothing.
@@ -129,16 +121,16 @@ def _draw_aligned(facts: list[Row], episode_ids: tuple[int, ...], credit: Credit
     columns = [row for row in facts if (row["episode_id"],) in by_episode]
     choices_ = [walk["choice"].to_list() for walk in walks]
     keys = [walk["key"].to_list() for walk in walks]
-    lines = align(keys)
-    divergence = find_first_divergence(lines, choices_)
-    stretches = _unfold(fold_alike_lines(lines, choices_))
-    why = None if divergence is None else explain_parting(lines, choices_, keys, divergence)
+    lines = side_by_side.align(keys)
+    divergence = side_by_side.find_first_divergence(lines, choices_)
+    stretches = _unfold(side_by_side.fold_alike_lines(lines, choices_))
+    why = None if divergence is None else side_by_side.explain_parting(lines, choices_, keys, divergence)
     _draw_summary(lines, stretches, divergence, why)
     window = ui.draw_pager(len(stretches), "lines", rows=_PAGE_LINES)
     page = stretches[window.offset : window.offset + window.limit]
     cells = _build_cells(walks, lines, page)
     st.html(
-        drawn.render_comparison(
+        side_by_side.render_comparison(
             [_build_column(row, episode_ids, columns, credit, score) for row in columns],
             lines,
             page,
@@ -195,7 +187,7 @@ def _draw_summary(
 
 def _build_cells(
     walks: list[pl.DataFrame], lines: list[AlignmentLine], page: list[Stretch]
-) -> Callable[[int, int], drawn.StepCell]:
+) -> Callable[[int, int], StepCell]:
     """Return a function from column and line to the cell, for the lines of the page."""
     steps = [
         (column, step)
@@ -206,26 +198,27 @@ def _build_cells(
     ]
     rows = {(column, step): walks[column].row(step, named=True) for column, step in steps}
     ids_of_steps = tuple((row["episode_id"], row["step_index"]) for row in rows.values())
-    texts = {
-        (row["episode_id"], row["step_index"]): row
-        for row in read(transcripts.read_step_texts, ids_of_steps).iter_rows(named=True)
+    frame = read(transcripts.read_step_texts, ids_of_steps)
+    texts = {(row["episode_id"], row["step_index"]): row for row in frame.iter_rows(named=True)}
+    quiet = {
+        episode: outline.find_quiet_steps(read(transcripts.read_outline, episode, ListWindow(MAX_LINES)))
+        for episode in frame.filter("reply_is_empty")["episode_id"].unique()
     }
 
-    def cell(column: int, position: int) -> drawn.StepCell:
+    def cell(column: int, position: int) -> StepCell:
         row = rows[column, position]
         step_texts = texts[row["episode_id"], row["step_index"]]
-        action = drawn.describe_action(step_texts["action"], step_texts["tool_calls"])
-        marks = tuple(
-            mark for mark in outline.list_reply_faults(step_texts) if mark[1] != "gray"
-        )  # the cell shows the state
-        return drawn.StepCell(row["step_index"], action, step_texts["state"], row["choice"], row["advantage"], marks)
+        action = side_by_side.describe_action(step_texts["action"], step_texts["tool_calls"])
+        faults = outline.list_reply_faults(step_texts, quiet.get(row["episode_id"], {}))
+        marks = tuple(mark for mark in faults if mark[1] != "gray")  # the cell shows the state
+        return StepCell(row["step_index"], action, step_texts["state"], row["choice"], row["advantage"], marks)
 
     return cell
 
 
 def _build_column(
     row: Row, episode_ids: tuple[int, ...], columns: list[Row], credit: Credit | None, score: str | None
-) -> drawn.EpisodeColumn:
+) -> side_by_side.EpisodeColumn:
     one_group = len({column["group_id"] for column in columns}) == 1
     other_ids = [ids.to_text(episode_id) for episode_id in episode_ids if episode_id != row["episode_id"]]
     packed_filter = filters.pack_filter(EpisodeFilter(group=row["group_id"], score=score))
@@ -235,4 +228,4 @@ def _build_column(
         return href(Page.EPISODE, episode=ids.to_text(row["episode_id"]), step=step, credit=text, list=packed_filter)
 
     away = change_address(episode=other_ids, page=None, open=None) if len(other_ids) > 1 else None
-    return drawn.EpisodeColumn(_name_column(row, one_group), row, address, away)
+    return side_by_side.EpisodeColumn(_name_column(row, one_group), row, address, away)

@@ -71,8 +71,7 @@ def _find_longest_fold(steps: Sequence[Hashable], first: int, longest: int) -> F
 
 
 UNKNOWN = "unknown"
-EMPTY_REPLY, FROM_EMPTY_REPLY = "empty reply", "came from an empty reply"
-"""Labels of marks of a reply without a text."""
+EMPTY_REPLY = "empty reply"
 Mark = tuple[str, str, str | None]
 """A label, its colour's name (`transcript.css`), and its explanation."""
 _ALWAYS_EMPTY: Mark = (EMPTY_REPLY, "gray", "The tool has only empty replies in this episode: its first call shows it.")
@@ -239,7 +238,8 @@ def build_lines(
             text = f"{count} branch{'' if count == 1 else 'es'}"
             chips.append((text, "violet", "Episodes that began at this step."))
         chips += list_facts(row, quiet)
-        chips += [mark for mark in list_marks(step_credit) if mark[1] != "gray" and mark not in usual]
+        # The head says that the episode was cut off.
+        chips += [mark for mark in list_marks(step_credit, is_last=False) if mark[1] != "gray" and mark not in usual]
         advantage = None
         if step_credit is not None:
             value = step_credit["advantage"]
@@ -306,12 +306,8 @@ def find_quiet_steps(outline: pl.DataFrame) -> dict[int, list[Mark]]:
 
 
 def list_facts(row: Row, quiet: Mapping[int, Sequence[Mark]]) -> list[Mark]:
-    """Return marks for the unusual facts of a step; `quiet` has what marks an empty reply that is no surprise."""
-    marks = list_reply_faults(row)
-    if row["step_index"] in quiet:
-        marks = [*(mark for mark in marks if mark[0] != EMPTY_REPLY), *quiet[row["step_index"]]]
-    if row["step_index"] - 1 in quiet:
-        marks = [mark for mark in marks if mark[0] != FROM_EMPTY_REPLY]
+    """Return marks for the unusual facts of a step; `quiet` is of `find_quiet_steps`."""
+    marks = list_reply_faults(row, quiet)
     if row["is_action_valid"] is False:
         marks.append(("malformed action", "red", "The action could not be parsed."))
     if not row["is_active"]:
@@ -323,16 +319,16 @@ def list_facts(row: Row, quiet: Mapping[int, Sequence[Mark]]) -> list[Mark]:
     return marks
 
 
-def list_reply_faults(row: Row) -> list[Mark]:
+def list_reply_faults(row: Row, quiet: Mapping[int, Sequence[Mark]]) -> list[Mark]:
     """Return marks for a failed call on its step, and grey ones on the step whose state is its reply."""
-    marks: list[Mark] = []
-    if row["reply_is_error"]:
-        marks.append(FAILED)
-    if row["reply_is_empty"]:
+    marks: list[Mark] = [FAILED] if row["reply_is_error"] else []
+    if row["step_index"] in quiet:
+        marks += quiet[row["step_index"]]
+    elif row["reply_is_empty"]:
         marks.append((EMPTY_REPLY, "orange", "The reply, which is the state of the next step, is empty."))
     if row["state_is_error"]:
         marks.append(("came from an error", "gray", "The state is an error text, which anything may lead to."))
-    if row["state_is_empty"]:
+    if row["state_is_empty"] and row["step_index"] - 1 not in quiet:
         explanation = "The state says nothing. Anything may lead to it: siblings that share it may differ."
-        marks.append((FROM_EMPTY_REPLY, "gray", explanation))
+        marks.append(("came from an empty reply", "gray", explanation))
     return marks
