@@ -40,6 +40,7 @@ from lake.storage.objects import Objects
 from lake.tables import TABLES
 from lake.write.tokenizers import read_vocabulary
 from viewer.queries import LakeReader
+from viewer.queries.episodes import find_named_episodes
 from viewer.queries.lineage import StateChanges, compare_states, describe_news
 
 MAX_LOCKED_ROWS = 10_000
@@ -55,10 +56,6 @@ _MAX_NAMES = 1000
 _sql_slots = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
 # Over all browser sessions: a page full of links must not take all processors and all memory.
 _locked_slots = threading.BoundedSemaphore(2)
-_NAMED = """
-    SELECT episode_id, NULL::INTEGER AS step_index, 0::BIGINT AS steps FROM episodes WHERE $id IN (episode_id, group_id)
-    OR lower(task_id) = $name OR (length($name) > 2 AND starts_with(lower(task_id), $name))
-    """
 P = ParamSpec("P")
 T = TypeVar("T")
 TableVersions = tuple[tuple[str, int], ...]
@@ -182,9 +179,8 @@ class Reader:
         """Return the episodes that hold a text (`lake.search.search_episodes`), then those that have it as an id."""
 
         def find() -> pl.DataFrame:
-            hits, name = search_episodes(self._snapshot, text, report), text.strip('" ').lower()
-            params = {"name": name, "id": ids.from_text(name) if ids.is_text(name) else None}
-            return pl.concat([hits, self.sql(_NAMED, params)]).unique("episode_id", keep="first", maintain_order=True)
+            hits = [search_episodes(self._snapshot, text, report), find_named_episodes(self, text)]
+            return pl.concat(hits).unique("episode_id", keep="first", maintain_order=True)
 
         return self._answers.get(self._build_key(search_episodes, text), find)
 

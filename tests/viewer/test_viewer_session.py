@@ -260,7 +260,8 @@ class Slow:
 def test_no_session_waits_for_what_another_asks(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow()
     monkeypatch.setattr("viewer.reader.search_episodes", lambda _snapshot, text, _report: slow.query(text, None))
-    monkeypatch.setattr("viewer.reader._NAMED", "slow")  # the search of ids finds what the search of texts has found
+    # The search of ids finds what the search of texts has found.
+    monkeypatch.setattr("viewer.reader.find_named_episodes", lambda reader, text: reader.sql(text))
     reader = Reader(slow)  # type: ignore[arg-type]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(reader.sql if what == "query" else reader.holding, "slow")

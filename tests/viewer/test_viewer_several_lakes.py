@@ -135,7 +135,7 @@ class World:
             "name": RUN, "order": None, "steps": [(episode, 0), (episode, 1)], "query": _SQL, "reason": None,
             "reject_id": 1, "run": RUN, "score": "judge", "series_id": 1, "side": Side(run=RUN), "sort": None,
             "status": None, "step": 1, "step_index": 1, "success_at": 1.0, "text": "hall", "update": 1,
-            "episode_filter": everything, "group_filter": GroupFilter(everything),
+            "episode_filter": everything, "group_filter": GroupFilter(everything), "within": "true",
             "training.look_up_credit.text": None, "named": (), "limit": 50, "window": ListWindow(1000),
         }  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from lake import ids
 from lake.cli.options import format_ids
 from lake.judgements import outcomes
 from lake.judgements.scores import ENV_RETURN, read_scores_of
@@ -242,6 +243,17 @@ def apply_lookups(lake: LakeReader, episode_filter: EpisodeFilter, rows: pl.Data
         named = sql.list_named_episodes(lake, episode_filter.sql)
         rows = rows.join(named, on="episode_id", how="semi", maintain_order="left")
     return rows
+
+
+def find_named_episodes(lake: LakeReader, text: str, within: str = "true") -> pl.DataFrame:
+    """Return the rows of `LakeReader.holding` for episodes with a text as their id, their group's or their task's."""
+    query = f"""
+        SELECT episode_id, NULL::INTEGER AS step_index, 0::BIGINT AS steps FROM episodes
+        WHERE {within} AND ($id IN (episode_id, group_id) OR lower(task_id) = $name
+        OR (length($name) > 2 AND starts_with(lower(task_id), $name)))
+        """
+    name = text.strip('" ').lower()
+    return lake.sql(query, {"name": name, "id": ids.from_text(name) if ids.is_text(name) else None})
 
 
 def _find_phrases(lake: LakeReader, text: str) -> pl.DataFrame:
@@ -621,9 +633,8 @@ def _build_outcome_sql(lake: LakeReader, episode_filter: EpisodeFilter) -> str:
     if score is not None:
         name, separator, version = score.partition("@")
         if separator:
-            value = (
-                f"SELECT s.value FROM latest_scores AS s {condition} AND s.scorer_version = {quote_literal(version)}"
-            )
+            condition += f" AND s.scorer_version = {quote_literal(version)}"
+            value = f"SELECT s.value FROM latest_scores AS s {condition}"
         return f"({value} AND s.scorer = {quote_literal(name)})"
     scorers = outcomes.find_scorers_of_runs(lake)
     if not scorers:

@@ -56,14 +56,14 @@ async function ask(view, text, isAtFirst = false) {
   view.asked = text;
   clearTimeout(view.slow);
   view.slow = setTimeout(() => (view.findStatus.textContent = "searching"), SLOW_MS);
-  const steps = text.trim() ? (await view.asking.other({ find: text })).find : [];
+  const answer = text.trim() ? await view.asking.other({ find: text }) : { find: [] };
   if (view.asked !== text) return;
   clearTimeout(view.slow);
-  if (steps) showFound(view, text, steps, isAtFirst);
+  if (answer.find) showFound(view, text, answer, isAtFirst);
   else view.findStatus.textContent = "no answer";
 }
 
-function showFound(view, text, steps, isAtFirst) {
+function showFound(view, text, { find: steps, is_name: isName }, isAtFirst) {
   view.needle = text;
   view.hits = steps;
   view.found = new Set(steps);
@@ -71,7 +71,9 @@ function showFound(view, text, steps, isAtFirst) {
   view.layout();
   highlight(view);
   if (text && steps.length && !isAtFirst) goToFound(view, 1);
-  else view.findStatus.textContent = !text ? "" : steps.length ? whichHit(view) : "nowhere in this episode";
+  else if (!text) view.findStatus.textContent = "";
+  else if (steps.length) view.findStatus.textContent = whichHit(view);
+  else view.findStatus.textContent = isName ? "only as an id of this episode, its group or its task" : "nowhere in this episode";
   view.findNext.hidden = !steps.length;
 }
 

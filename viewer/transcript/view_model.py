@@ -19,6 +19,7 @@ from lake.read.text_table import count_noun
 from viewer import navigation, plain
 from viewer.navigation import Page, parse_whole_number
 from viewer.queries import LakeReader, ListWindow, Row, anchors, get_first_row, training, training_data, transcripts
+from viewer.queries.episodes import find_named_episodes
 from viewer.queries.transcripts import TEXT
 from viewer.transcript import blocks, calls, outline, tokens
 from viewer.transcript.blocks import Block
@@ -355,8 +356,9 @@ def answer_questions(transcript: EpisodeTranscript, questions: Mapping[str, str]
     if "find" in questions:
         first = describe_steps(transcript, [0])[0]["blocks"]
         known_states = sum(block["kind"] == "state" and block["is_repeated"] for block in first)
-        find, episode = transcripts.find_steps, transcript.episode_id
-        answers["find"] = transcript.read(find, episode, questions["find"][:TEXT], known_states)
+        text, episode = questions["find"][:TEXT], transcript.episode_id
+        answers["find"] = transcript.read(transcripts.find_steps, episode, text, known_states)
+        answers["is_name"] = transcript.read(find_named_episodes, text, f"episode_id = {episode}").height > 0
     return answers
 
 
