@@ -161,7 +161,7 @@ def test_what_a_page_asks_is_bounded_and_nonsense_is_left_out(lk: Lake) -> None:
         assert ask(**nonsense) == {}
     assert ask(whole="0", block="action")["whole"]["text"] == "go right"
     assert ask(whole="0", block="none") == {"whole": None}
-    assert ask(find="HALL") == {"find": [1]}
+    assert ask(find="HALL") == {"find": [1], "is_name": False}
     assert ask(tokens="0") == {"tokens": []}
     assert ask(shared="0") == {"shared": None}, "no credit"
 
@@ -178,7 +178,8 @@ def test_flags_are_explained_in_the_step_and_what_all_steps_are_stays_out_of_the
 def test_a_page_is_quiet_where_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No credit of a group without a score, no siblings of a lone episode; a limit is named where it cut."""
     pair = [rollout("pair", number, float(number), status="truncated") for number in range(2)]
-    lk = show(build_lake(tmp_path, [*pair, rollout("lone", 0, None, num_steps=1)]), monkeypatch)
+    short = [rollout("short", number, float(number), status="truncated", num_steps=1) for number in range(2)]
+    lk = show(build_lake(tmp_path, [*pair, *short, rollout("lone", 0, None, num_steps=1)]), monkeypatch)
     add_credit(lk)
     lone = open_page("episode", episode=episode_id(lk, "lone", 0), step=0)
     assert "Compare with siblings" not in words(lone)
@@ -188,6 +189,8 @@ def test_a_page_is_quiet_where_there_is_nothing(tmp_path: Path, monkeypatch: pyt
     assert "Compare with siblings" in words(one)
     marked = [step["index"] for step in transcript(one)["ready"] if "truncated" in str(step.get("marks"))]
     assert marked == [2], "the last step"
+    one = open_page("episode", episode=episode_id(lk, "short", 0), step=0)
+    assert ([line["marks"] for line in transcript(one)["lines"]], opened(one)["marks"][0][0]) == ([[]], "truncated")
 
 
 def test_terms_of_opposite_signs_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +218,8 @@ def test_the_bar_says_the_outcome_that_the_run_goes_by(tmp_path: Path, monkeypat
     sent = page.render_html(page.load_transcripts(Reader(lk.snapshot()).read, None, None, group)).decode()
     assert "<th>Outcome</th>" in sent
     assert "&lt;judge&gt; <b>0.25</b>" in sent
-    for said in ("0.25", "\N{EN DASH}"):
-        assert f"<td>completed</td><td>{said}</td><td>3</td>" in sent
+    for said, colour in (("0.25", "middling"), ("\N{EN DASH}", "")):
+        assert f'<td>completed</td><td class="{colour}">{said}</td><td>3</td>' in sent
 
 
 def test_the_bar_says_where_the_episode_belongs(lk: Lake) -> None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from lake.documents import parse_json_object
@@ -31,29 +32,7 @@ _REWARD_DETAILS = ("reward_info", "test_result", "report")
 """Keys of `extra`, or of its `info`, under which formats store how an environment computed its reward."""
 _EMPHASIS = re.compile(r"\*\*|`+|^#+ ", re.MULTILINE)
 _LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\((?:[^()\s]|\([^()\s]*\)){1,2000}\)")
-STYLE = """
-.trajlake-head { position: relative; font-size: 0.92rem; line-height: 1.4; }
-.trajlake-head .says { display: flex; gap: 0.6rem; margin: 0; font-size: 1rem; }
-.trajlake-head .says b { flex: none; width: 4.2rem; font-weight: 400; color: var(--trajlake-quiet); }
-.trajlake-head .says span { min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.trajlake-head .says.task span { font-weight: 600; }
-.trajlake-head .figures { display: flex; flex-wrap: wrap; gap: 0.1rem 1.1rem; margin-top: 0.2rem; }
-.trajlake-head .figures > * { white-space: nowrap; color: var(--trajlake-quiet); }
-.trajlake-head .figures b { font-weight: 600; font-variant-numeric: tabular-nums; color: var(--st-text-color); }
-.trajlake-head .fold > summary { cursor: pointer; list-style: none; }
-.trajlake-head .figures .fold > summary { text-decoration: underline dotted; text-underline-offset: 0.2em; }
-.trajlake-head .says.fold { display: block; }
-.trajlake-head .says.fold > summary { display: flex; gap: 0.6rem; }
-.trajlake-head .fold > div { position: absolute; z-index: 5; left: 0; top: 100%; max-width: min(60rem, 94vw);
-  max-height: 50vh; overflow: auto; padding: 0.5rem 0.8rem; white-space: normal; overflow-wrap: anywhere;
-  color: var(--st-text-color, CanvasText); background: var(--st-secondary-background-color, Canvas);
-  border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 6px; }
-.trajlake-head .others > div { display: grid; }
-.trajlake-head .others .fold > div { position: static; }
-.trajlake-head .good b { color: var(--trajlake-green); }
-.trajlake-head :is(.middling, .cut) b { color: var(--trajlake-orange); }
-.trajlake-head :is(.bad, .broken) b { color: var(--trajlake-red); }
-"""
+STYLE = Path(__file__).with_name("head.css").read_text()
 
 
 def find_task(messages: Sequence[Any], state: str | None) -> str:

@@ -21,7 +21,7 @@ from lake import ids
 from lake.read.text_table import format_count
 from viewer import figures, navigation
 from viewer.navigation import Page
-from viewer.plain import number, one_line, signed
+from viewer.plain import grade, number, one_line, signed
 from viewer.queries import ListWindow, Sort, groups, transcripts
 from viewer.transcript import head, view_model
 from viewer.transcript.view_model import EpisodeTranscript, ReadQuery, load_transcript
@@ -146,10 +146,12 @@ def _render_index(transcripts: Sequence[EpisodeTranscript]) -> str:
         name = navigation.name_sibling(facts) if are_siblings else navigation.name_episode(facts)
         task, answer = head.describe_words(transcript)
         a_episode = signed(credit["a_episode"][0]) if credit.height else number(None)
-        figures_shown = (one_line(facts["status"]), number(transcript.outcome[1]), number(transcript.count), a_episode)
+        outcome = transcript.outcome[1]
+        tone = "" if outcome is None else grade(outcome)
+        cells = f'<td>{escape(one_line(facts["status"]))}</td><td class="{tone}">{number(outcome)}</td>'
         link = f'<a href="#{_build_id(transcript)}">{escape(one_line(name, navigation.MAX_NAME))}</a>'
         words = escape(one_line(answer if are_siblings else task, 160))
-        cells = "".join(f"<td>{escape(text)}</td>" for text in figures_shown)
+        cells += f"<td>{number(transcript.count)}</td><td>{a_episode}</td>"
         rows.append(f'<tr><td>{link}</td><td class="words">{words}</td>{cells}</tr>')
     names = ("", "Answer" if are_siblings else "Task", "Status", "Outcome", "Steps", "A_E")
     return f'<table class="index"><tr>{"".join(f"<th>{name}</th>" for name in names)}</tr>{"".join(rows)}</table>'
