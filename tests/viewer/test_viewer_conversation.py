@@ -126,6 +126,15 @@ def test_each_message_of_real_files_is_shown_once_and_in_order(lk: Lake) -> None
     assert calls > 20
 
 
+def test_the_users_first_words_are_open_and_what_codex_adds_to_them_is_folded(lk: Lake) -> None:
+    documents = lk.sql("SELECT initial_messages FROM episodes WHERE source_format = 'codex'")["initial_messages"]
+    blocks = [block for text in documents for block in list_message_blocks(json.loads(text or "[]"), "before")]
+    user = [(block.text.split("\n")[0], block.is_folded) for block in blocks if block.role == "user"]
+    assert {text[:21] for text, is_folded in user if is_folded} == {"<environment_context>", "# AGENTS.md instructi"}
+    assert {text for text, is_folded in user if not is_folded} >= {"run two commands", "first", "Greet."}
+    assert not any(text.startswith(("<", "#")) for text, is_folded in user if not is_folded)
+
+
 def test_a_state_that_no_message_holds_is_a_message(tmp_path: Path) -> None:
     """Games have states and no messages; a state that the first messages hold is not shown again."""
     record = rollout("t", 0, 1.0, num_steps=2)
@@ -141,11 +150,13 @@ def test_a_state_that_no_message_holds_is_a_message(tmp_path: Path) -> None:
         state = next(block["text"] for _, block in blocks if block["kind"] == "state")
         assert state == {"t": "A hall.", "game": "A gate."}[task]
         first_state = f'"{record.steps[0].state}"'
-        hits = [
-            answer_questions(load(Reader(lk.snapshot()), episode_id), {"find": text})["find"]
-            for text in (first_state, f'"{state}"')
+        answers = [
+            answer_questions(load(Reader(lk.snapshot()), episode_id), {"find": text})
+            for text in (first_state, f'"{state}"', ids.to_text(episode_id), f"No {task}")
         ]
-        assert hits == ([[-1], [1]] if task == "t" else [[], [0, 1]]), "a text that is shown once is found once"
+        hits = [answer["find"] for answer in answers]
+        assert hits == ([[-1], [1], [], []] if task == "t" else [[], [0, 1], [], []]), "a text is found as it is shown"
+        assert [answer["is_name"] for answer in answers] == [False, False, True, False], "the list finds ids too"
 
 
 def test_long_texts_leave_messages_calls_and_results_what_they_are(tmp_path: Path) -> None:

@@ -210,6 +210,8 @@ def test_arguments_have_the_look_of_their_language() -> None:
     written = call(command="create", path="/w/a.py", file_text="def f():\n    pass")
     assert written.by_class["hl-name"] == ["f"]
     assert written.by_class["string"] == ["create", "/w/a.py"]
+    assert call(file_path="/w/a.md", content="# A\n\nb").by_class["code"] == ["# A\n\nb"], "any file's text is code"
+    assert "code" not in call(content="# A\n\nb").by_class
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ _IMAGE = re.compile("data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\\s]+"
 _ACTING_IN_TEXT = ("swe_agent", "mini_swe_agent")
 """Formats of agents that act in their text, where messages of a user after the first step are observations."""
 _OBSERVATION = re.compile(r"\s*(?:OBSERVATION:|Observation:|<returncode>)")
+_CLIENT_TEXT = re.compile(r"\s*(?:# AGENTS\.md instructions for |<(?:environment_context|user_instructions)>)")
+"""Beginnings of messages that Codex adds in the user's name."""
 THOUGHT = re.compile(r"\s*<think>([\s\S]*?)</think>\s*")
 """Reasoning that a model wrote at the beginning of its message."""
 
@@ -105,7 +107,7 @@ def list_step_blocks(
 
 
 def list_message_blocks(messages: Sequence[Any], name: str, results: Collection[int] = ()) -> list[Block]:
-    """Return the blocks of chat messages outside the steps; system prompts are folded.
+    """Return the blocks of chat messages outside the steps; system prompts, and what a client adds, are folded.
 
     Args:
         messages: the messages.
@@ -266,14 +268,13 @@ def _list_call_blocks(row: Row, following: Sequence[Any]) -> Iterator[Block]:
             label = "result from user" if block.role == "user" else "result"  # a person may have written it
             block = replace(block, kind="result", label=label, is_folded=block.length > LONG_OUTPUT)
             is_failed = re.search(FAILURE, json.dumps(message, ensure_ascii=False)) is not None
-            block = replace(block, form=form, language=language, is_failed=is_failed)
-            yield replace(block, place=place + 1 + at)
+            yield replace(block, form=form, language=language, is_failed=is_failed, place=place + 1 + at)
 
 
 def _build_message_block(message: Any, name: str) -> Block:
     role, text = plain.one_line(plain.get_role(message)), extract_text(message)
     form = rendering.detect(text, role)
-    is_folded = role in ("system", "developer", "demonstration")
+    is_folded = role in ("system", "developer", "demonstration") or (role == "user" and bool(_CLIENT_TEXT.match(text)))
     length = text.length if isinstance(text, plain.CutText) else len(text)
     return Block(name, "message", role, str(text), length, form, is_folded, tuple(list_images(message)), role)
 
@@ -289,11 +290,8 @@ def extract_text(message: Any) -> str:
 def list_images(message: Any) -> list[str]:
     """Return the images of a message, as data URIs of formats that cannot hold a script."""
     contents = message.get("content") if isinstance(message, Mapping) else None
-    addresses = (
-        [_get_image_address(part) for part in contents if isinstance(part, Mapping)]
-        if isinstance(contents, list)
-        else []
-    )
+    parts = contents if isinstance(contents, list) else []
+    addresses = [_get_image_address(part) for part in parts if isinstance(part, Mapping)]
     return [address for address in addresses if len(address) <= IMAGE and _IMAGE.fullmatch(address)][:IMAGES]
 
 

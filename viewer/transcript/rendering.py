@@ -731,7 +731,7 @@ def _draw_argument(document: Mapping[str, Any], key: str, argument: Any, path: s
         return _draw_diff(patch, "", budget)
     language = _CODES.get(key)
     if language == "":
-        language = _name_language(path) or None
+        language = _name_language(path) if path else None
     elif language == "python":
         language = str(document.get("language") or document.get("lang") or language).lower()
     elif language == "sql":
