@@ -155,7 +155,8 @@ def collect_report(out: Path, plan: StudyPlan, environments: Sequence[Environmen
 
 def build_tables(report: Report) -> str:
     """Return all tables: what was run, the gate, the declared comparisons, then each environment."""
-    sections = [_tell_progress(report), _tell_gate(report), _tell_verdicts(report), _tell_prediction(report)]
+    tellers_of_all = (_tell_progress, _tell_gate, _tell_successes, _tell_verdicts, _tell_prediction)
+    sections = [tell(report) for tell in tellers_of_all]
     for environment in report.environments:
         tellers = (_tell_forecasts, _tell_tuning, _tell_arms, _tell_curve)
         tables = [text for tell in tellers if (text := tell(environment))]
@@ -194,6 +195,19 @@ def _tell_gate(report: Report) -> str:
     head = ("environment", "start, %", *(BY_NAME[arm].label for arm in arms), "compared")
     note = f"The gate: gain over the start in points, mean of {len(TUNING_SEEDS)} tuning seeds; {100 * GATE:.0f} needed"
     return f"{note}:\n\n{table(head, rows)}"
+
+
+def _tell_successes(report: Report) -> str:
+    rows = []
+    for environment in report.environments:
+        if seeds := environment.whole_seeds:
+            starts = [run.success for run in environment.starts if run.task.split == "test" and run.task.seed in seeds]
+            means = [fmean(run.success for run in environment.list_results(arm)) for arm in environment.arms]
+            rows.append((environment.label, *(f"{100 * share:.1f}" for share in (fmean(starts), *means))))
+    if not rows:
+        return ""
+    head = ("environment", "start", *(BY_NAME[arm].label for arm in report.environments[0].arms))
+    return f"Success in % on worlds of the split `test`, means over whole seeds:\n\n{table(head, rows)}"
 
 
 def list_verdicts(report: Report) -> list[tuple[EnvironmentReport, Verdict]]:

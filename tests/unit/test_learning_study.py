@@ -1,5 +1,6 @@
 """The learning study's bookkeeping: what is run and in which order, the gate, its measures, verdicts, and the page."""
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from testkit.lakes import RUN, build_lake, rollout
 PLAN = StudyPlan(seeds=8)
 TAXI = ENVIRONMENTS["taxi"]
 PAGE = Path(__file__).parents[2] / "docs" / "learning.md"
+GUIDE = PAGE.parent / "guides" / "which-estimator.md"
 BEST = dict.fromkeys(PLAN.arms, PLAN.rates[0]) | {"grpo": PLAN.rates[-1]}
 """RLOO is as good at any rate."""
 ROUNDS = [Round(tokens=100, success=0.25, live_groups=4), Round(tokens=300, success=0.75, live_groups=6)]
@@ -200,3 +202,9 @@ def test_the_page_is_made_from_the_runs_beside_it() -> None:
     with pytest.raises(ValueError, match="has no room for the tables"):
         replace_tables("nothing", report)
     assert replace_tables(f"before\n{BEGIN}\nof last time\n{END}\nafter\n", report).endswith(f"\n\n{END}\nafter\n")
+
+
+def test_the_figures_of_the_guide_are_those_of_the_page() -> None:
+    rows = [line for line in GUIDE.read_text().splitlines() if re.search(r"\| \**\d", line)]
+    assert len(rows) > len(COMPARED)
+    assert [row for row in rows if row not in PAGE.read_text().splitlines()] == []
