@@ -285,6 +285,7 @@ def test_a_very_long_episode_has_pages_of_lines(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(view_model, "MAX_LINES", 10)
     record = rollout("t", 0, 1.0, num_steps=25)
     record.steps[20].is_action_valid = False
+    record.steps[22].tool_calls, record.steps[23].state = [{"function": {"name": "find", "arguments": "{}"}}], ""
     lk = show(build_lake(tmp_path, [record]), monkeypatch)
     here = {"episode": episode_id(lk, "t", 0)}
     at = open_page("episode", step=17, **here)
@@ -295,6 +296,9 @@ def test_a_very_long_episode_has_pages_of_lines(tmp_path: Path, monkeypatch: pyt
     assert [line["index"] for line in transcript(at)["lines"]] == list(range(20, 25))
     malformed = [[mark[0] for mark in step["marks"]].count("malformed action") for step in transcript(at)["ready"][:3]]
     assert malformed == [0, 1, 0]
+    both = transcript(at)["lines"][2], transcript(at)["ready"][3]
+    empty = [[mark[:2] for mark in step["marks"] if mark[0] == "empty reply"] for step in both]
+    assert empty == [[["empty reply", "gray"]]] * 2
 
 
 def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,11 +117,6 @@ class EpisodeTranscript:
         return plain.parse_messages(*self.read(transcripts.read_document, self.episode_id, "final_observation"))
 
     @cached_property
-    def quiet_steps(self) -> dict[int, list[outline.Mark]]:
-        """Steps whose empty reply is no surprise (`outline.find_quiet_steps`), among the first `MAX_LINES`."""
-        return outline.find_quiet_steps(self.lines(ListWindow(MAX_LINES)))
-
-    @cached_property
     def branches(self) -> dict[int, list[dict[str, str]]]:
         """The episodes that began at a step (sub-agents, forks, continuations), by step.
 
@@ -192,7 +187,9 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
     """Return what steps show in the conversation and in the outline, in the order of their indices."""
     if not indices:
         return []
-    rows = {row["step_index"]: row for row in _read_rows(transcript, indices).iter_rows(named=True)}
+    pages = _read_pages(transcript, indices)
+    quiet = {step: marks for lines in pages for step, marks in outline.find_quiet_steps(lines).items()}
+    rows = _read_rows(transcript, indices, pages)
     credit, scale = _select_credit(transcript, indices), transcript.scale
     formula = None if transcript.credit is None else transcript.credit.formula
     scores, branches, trained = transcript.scores, transcript.branches, transcript.trained
@@ -210,7 +207,7 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
             opened |= {
                 "ledger": outline.build_ledger(row["reward"], shown_credit, scale, formula),
                 "marks": [
-                    *outline.list_facts(row, transcript.quiet_steps),
+                    *outline.list_facts(row, quiet),
                     *outline.list_marks(shown_credit, is_last=index == transcript.count - 1),
                 ],
                 "badges": badges,
@@ -269,14 +266,24 @@ def read_shared_state(transcript: EpisodeTranscript, index: int) -> dict[str, st
     return outline.link_shared_state(step_credit, transcript.credit_name, transcript.link, get_first_row(texts))
 
 
-def _read_rows(transcript: EpisodeTranscript, indices: Sequence[int], limit: int = TEXT) -> pl.DataFrame:
-    """Return the rows of some steps and of their neighbours: a call stands in one step, its result in the next."""
+def _read_pages(transcript: EpisodeTranscript, indices: Sequence[int]) -> list[pl.DataFrame]:
+    """Return the pages of lines that hold some steps. The cache has them, since the page has shown them."""
+    last = transcript.count - 1
+    numbers = sorted({max(0, min(index, last)) // MAX_LINES for index in indices})
+    return [transcript.lines(ListWindow.page(number + 1, MAX_LINES)) for number in numbers]
+
+
+def _read_rows(
+    transcript: EpisodeTranscript, indices: Sequence[int], pages: Sequence[pl.DataFrame], limit: int = TEXT
+) -> dict[int, Row]:
+    """Return the texts of some steps with their lines, and of their neighbours: the next step has a call's result.
+
+    A neighbour on another page has no line.
+    """
     near_indices = sorted({near for index in indices for near in (index - 1, index, index + 1)})
     texts = transcript.read(transcripts.read_steps, transcript.episode_id, tuple(near_indices), limit)
-    # The cache holds the lines, since the page has shown them.
-    pages = sorted({max(0, index) // MAX_LINES for index in near_indices})
-    lines = pl.concat([transcript.lines(ListWindow.page(page + 1, MAX_LINES)) for page in pages])
-    return texts.join(lines.drop("action"), on="step_index", how="left", maintain_order="left")
+    rows = texts.join(pl.concat(pages).drop("action"), on="step_index", how="left", maintain_order="left")
+    return {row["step_index"]: row for row in rows.iter_rows(named=True)}
 
 
 def _select_credit(transcript: EpisodeTranscript, indices: Sequence[int]) -> dict[int, Row]:
@@ -331,14 +338,14 @@ def answer_questions(transcript: EpisodeTranscript, questions: Mapping[str, str]
 
     The questions, each optional: `steps` (indices to open, with commas), `whole` (a step) with `block` (the name of a
     block of it), `shared` (a step, whose state siblings share), `tokens` and `call` (a step), `waterfall`, `find` (a
-    text), and `lines` (all lines, for the transcript of a sub-agent).
+    text; `is_name` says if it is an id of the episode), and `lines` (all lines, for a sub-agent's transcript).
     """
     answers: dict[str, Any] = {}
     if "steps" in questions:
         indices = [_parse_step(transcript, index) for index in questions["steps"].split(",", MAX_STEPS)[:MAX_STEPS]]
         answers["steps"] = describe_steps(transcript, [index for index in indices if index is not None])
     if (index := _parse_step(transcript, questions.get("whole"))) is not None:
-        rows = {row["step_index"]: row for row in _read_rows(transcript, [index], MAX_TEXT).iter_rows(named=True)}
+        rows = _read_rows(transcript, [index], _read_pages(transcript, [index]), MAX_TEXT)
         named = {block.name: block for block in _list_blocks(transcript, index, rows)}
         block = named.get(questions.get("block", ""))
         answers["whole"] = None if block is None else block.sent(MAX_TEXT)
