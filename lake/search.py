@@ -344,12 +344,15 @@ class Index:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # SQLite fails instead of waiting if two connections want to change the journal.
-        with hold_file_lock(path.with_name("lock")):
-            path.touch(mode=0o600)
-            with self._connect() as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.executescript(_SCHEMA)
+        try:
+            # SQLite fails instead of waiting if two connections want to change the journal.
+            with hold_file_lock(path.with_name("lock")):
+                path.touch(mode=0o600)
+                with self._connect() as connection:
+                    connection.execute("PRAGMA journal_mode = WAL")
+                    connection.executescript(_SCHEMA)
+        except OSError as error:
+            raise sqlite3.OperationalError(str(error)) from error
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:

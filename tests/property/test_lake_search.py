@@ -221,7 +221,7 @@ def test_several_build_it_at_once(lk: Lake) -> None:
         assert list(pool.map(build, range(6))) == [7] * 6
 
 
-def test_whoever_opens_it_waits_while_another_process_creates_it(tmp_path: Path) -> None:
+def test_a_process_waits_while_another_one_creates_it(tmp_path: Path) -> None:
     """SQLite waits for no lock while it changes the journal of a new file, so the second one would fail."""
     path = tmp_path / "index"
     with ThreadPoolExecutor(1) as pool:
@@ -252,6 +252,11 @@ def test_what_another_process_took_apart_is_put_together_again(lk: Lake, monkeyp
 
 def test_an_index_that_cannot_be_used_is_told(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     path = search.index_path(lk.uri)
+    lock = path.with_name("lock")
+    lock.mkdir()
+    with pytest.raises(SearchIndexError, match="TRAJLAKE_CACHE"):
+        tasks(lk, "door")
+    lock.rmdir()
     path.mkdir()
     with pytest.raises(SearchIndexError, match="TRAJLAKE_CACHE"):
         tasks(lk, "door")
