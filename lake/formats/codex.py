@@ -93,7 +93,7 @@ _SERVER_CALLS = frozenset(("web_search_call", "image_generation_call"))
 """Calls that the API runs inside the response: no output follows."""
 _MIRROR_EVENTS = frozenset(("user_message", "agent_message", "agent_reasoning", "agent_reasoning_raw_content"))
 _MIRRORED_ITEMS = frozenset(("UserMessage", "AgentMessage", "Reasoning"))
-_TOOL_TEXT = re.compile(
+CLIENT_TEXT = re.compile(
     r"\s*(?:# AGENTS\.md|<(?:environment_context|user_instructions|turn_aborted|subagent_notification|skill|"
     r"user_shell_command)\b)"
 )
@@ -398,7 +398,7 @@ class CodexRollout:
             self._add_observation(message, payload, origin, "type", "call_id", "output", "name")
         elif item.type == "message":
             role = item.role or "user"
-            if role == "user" and _TOOL_TEXT.match(join_text(content, "\n")) is None:
+            if role == "user" and CLIENT_TEXT.match(join_text(content, "\n")) is None:
                 self._turns.append((len(self.main.entries), origin.number))
             self._add_observation({"role": role, "content": _simplify_content(content)}, payload, origin, "type")
         elif "compaction" in item.type or item.type == "agent_message":

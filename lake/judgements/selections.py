@@ -147,7 +147,7 @@ _BARE: dict[str, Any] = {
 """Parts of a parsed SELECT that contains nothing but one expression."""
 
 
-@lru_cache
+@lru_cache  # A parser is a DuckDB database, and a loop checks its predicate in each round.
 def check_predicate(where: str, option: str = "--where") -> None:
     """Refuse text that is not one SQL expression. Raises UsageError: empty, invalid SQL, or more than an expression."""
     if not where.strip():

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
+from lake.formats.codex import CLIENT_TEXT
 from viewer import plain
 from viewer.queries import FAILURE, Row
 from viewer.queries.episodes import DEMONSTRATION
@@ -33,8 +34,6 @@ _IMAGE = re.compile("data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\\s]+"
 _ACTING_IN_TEXT = ("swe_agent", "mini_swe_agent")
 """Formats of agents that act in their text, where messages of a user after the first step are observations."""
 _OBSERVATION = re.compile(r"\s*(?:OBSERVATION:|Observation:|<returncode>)")
-_CLIENT_TEXT = re.compile(r"\s*(?:# AGENTS\.md instructions for |<(?:environment_context|user_instructions)>)")
-"""Beginnings of messages that Codex adds in the user's name."""
 THOUGHT = re.compile(r"\s*<think>([\s\S]*?)</think>\s*")
 """Reasoning that a model wrote at the beginning of its message."""
 
@@ -274,7 +273,7 @@ def _list_call_blocks(row: Row, following: Sequence[Any]) -> Iterator[Block]:
 def _build_message_block(message: Any, name: str) -> Block:
     role, text = plain.one_line(plain.get_role(message)), extract_text(message)
     form = rendering.detect(text, role)
-    is_folded = role in ("system", "developer", "demonstration") or (role == "user" and bool(_CLIENT_TEXT.match(text)))
+    is_folded = role in ("system", "developer", "demonstration") or (role == "user" and bool(CLIENT_TEXT.match(text)))
     length = text.length if isinstance(text, plain.CutText) else len(text)
     return Block(name, "message", role, str(text), length, form, is_folded, tuple(list_images(message)), role)
 
