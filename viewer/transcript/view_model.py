@@ -79,9 +79,8 @@ class EpisodeTranscript:
     @cached_property
     def advantages(self) -> pl.DataFrame:
         """The rows of `training.read_advantages`; an empty frame without credit."""
-        return (
-            pl.DataFrame() if self.credit is None else self.read(training.read_advantages, self.episode_id, self.credit)
-        )
+        credit = self.credit
+        return pl.DataFrame() if credit is None else self.read(training.read_advantages, self.episode_id, credit)
 
     @cached_property
     def is_scored(self) -> bool:
@@ -189,8 +188,7 @@ def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> lis
         return []
     pages = _read_pages(transcript, indices)
     quiet = {step: marks for lines in pages for step, marks in outline.find_quiet_steps(lines).items()}
-    rows = _read_rows(transcript, indices, pages)
-    credit, scale = _select_credit(transcript, indices), transcript.scale
+    rows, credit, scale = _read_rows(transcript, indices), _select_credit(transcript, indices), transcript.scale
     formula = None if transcript.credit is None else transcript.credit.formula
     scores, branches, trained = transcript.scores, transcript.branches, transcript.trained
     steps = []
@@ -273,16 +271,12 @@ def _read_pages(transcript: EpisodeTranscript, indices: Sequence[int]) -> list[p
     return [transcript.lines(ListWindow.page(number + 1, MAX_LINES)) for number in numbers]
 
 
-def _read_rows(
-    transcript: EpisodeTranscript, indices: Sequence[int], pages: Sequence[pl.DataFrame], limit: int = TEXT
-) -> dict[int, Row]:
-    """Return the texts of some steps with their lines, and of their neighbours: the next step has a call's result.
-
-    A neighbour on another page has no line.
-    """
+def _read_rows(transcript: EpisodeTranscript, indices: Sequence[int], limit: int = TEXT) -> dict[int, Row]:
+    """Return the rows of some steps and of their neighbours; the line of a neighbour on another page is unknown."""
     near_indices = sorted({near for index in indices for near in (index - 1, index, index + 1)})
     texts = transcript.read(transcripts.read_steps, transcript.episode_id, tuple(near_indices), limit)
-    rows = texts.join(pl.concat(pages).drop("action"), on="step_index", how="left", maintain_order="left")
+    lines = pl.concat(_read_pages(transcript, indices)).drop("action")
+    rows = texts.join(lines, on="step_index", how="left", maintain_order="left")
     return {row["step_index"]: row for row in rows.iter_rows(named=True)}
 
 
@@ -345,7 +339,7 @@ def answer_questions(transcript: EpisodeTranscript, questions: Mapping[str, str]
         indices = [_parse_step(transcript, index) for index in questions["steps"].split(",", MAX_STEPS)[:MAX_STEPS]]
         answers["steps"] = describe_steps(transcript, [index for index in indices if index is not None])
     if (index := _parse_step(transcript, questions.get("whole"))) is not None:
-        rows = _read_rows(transcript, [index], _read_pages(transcript, [index]), MAX_TEXT)
+        rows = _read_rows(transcript, [index], MAX_TEXT)
         named = {block.name: block for block in _list_blocks(transcript, index, rows)}
         block = named.get(questions.get("block", ""))
         answers["whole"] = None if block is None else block.sent(MAX_TEXT)
