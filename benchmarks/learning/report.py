@@ -155,8 +155,8 @@ def collect_report(out: Path, plan: StudyPlan, environments: Sequence[Environmen
 
 def build_tables(report: Report) -> str:
     """Return all tables: what was run, the gate, the declared comparisons, then each environment."""
-    tellers_of_all = (_tell_progress, _tell_gate, _tell_successes, _tell_verdicts, _tell_prediction)
-    sections = [tell(report) for tell in tellers_of_all]
+    overviews = (_tell_progress, _tell_gate, _tell_successes, _tell_verdicts, _tell_prediction)
+    sections = [tell(report) for tell in overviews]
     for environment in report.environments:
         tellers = (_tell_forecasts, _tell_tuning, _tell_arms, _tell_curve)
         tables = [text for tell in tellers if (text := tell(environment))]

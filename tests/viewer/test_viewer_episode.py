@@ -296,8 +296,8 @@ def test_a_very_long_episode_has_pages_of_lines(tmp_path: Path, monkeypatch: pyt
     assert [line["index"] for line in transcript(at)["lines"]] == list(range(20, 25))
     malformed = [[mark[0] for mark in step["marks"]].count("malformed action") for step in transcript(at)["ready"][:3]]
     assert malformed == [0, 1, 0]
-    both = transcript(at)["lines"][2], transcript(at)["ready"][3]
-    empty = [[mark[:2] for mark in step["marks"] if mark[0] == "empty reply"] for step in both]
+    views = transcript(at)["lines"][2], transcript(at)["ready"][3]
+    empty = [[mark[:2] for mark in step["marks"] if mark[0] == "empty reply"] for step in views]
     assert empty == [[["empty reply", "gray"]]] * 2
 
 

@@ -120,11 +120,11 @@ FAILURE = (
 
 
 def build_replies_sql(episodes: str, next_steps: str = "true") -> str:
-    """Return SQL of the replies to steps: episode_id, step_index (of the answered step), is_error, is_empty, moved.
+    """Return SQL of the replies to steps: episode_id, step_index of the answered step, is_error, is_empty, long_texts.
 
     A reply is the state and the messages of the next step, or the messages after the last step. It is an error if its
     source says so or the result of any call failed (`FAILURE`). is_empty is of the state, and NULL for the last step.
-    moved has messages whose texts `blobs` holds: is_error does not know these, `viewer.queries.transcripts` does.
+    long_texts has the messages with texts in `blobs`, which is_error does not know.
 
     Args:
         episodes: a condition on episode_id.
@@ -132,13 +132,13 @@ def build_replies_sql(episodes: str, next_steps: str = "true") -> str:
     """
     state = "if(state_role IN ('tool', 'function') OR state_role = 'user' AND step_index > 0, state, NULL)"
     body = f"concat(context, json_object('role', state_role, 'content', {state}))"
-    moved = "if(contains({0}, '\"blob:sha256:'), {0}, NULL)"
+    long_texts = "if(contains({0}, '\"blob:sha256:'), {0}, NULL)"
     return f"""(
-        SELECT episode_id, step_index - 1 AS step_index, {moved.format("context")} AS moved,
+        SELECT episode_id, step_index - 1 AS step_index, {long_texts.format("context")} AS long_texts,
                state_is_error OR regexp_matches({body}, '{FAILURE}') AS is_error, is_empty_state(state_hash) AS is_empty
         FROM steps WHERE {episodes} AND {next_steps}
         UNION ALL
-        SELECT episode_id, num_steps - 1, {moved.format("final_observation")},
+        SELECT episode_id, num_steps - 1, {long_texts.format("final_observation")},
                regexp_matches(final_observation, '{FAILURE}'), NULL
         FROM episodes WHERE {episodes}
     )"""

@@ -112,13 +112,13 @@ def _read_visited_steps(lake: LakeReader, group_id: int, credit: Credit) -> pl.D
     equal `led_here`.
     """
     query = f"""
-        WITH mine AS (SELECT * FROM {credit.rows} WHERE group_id = $group)
+        WITH visits AS (SELECT * FROM {credit.rows} WHERE group_id = $group)
         SELECT a.episode_id, a.step_index, a.anchor_key, c.is_shared, a.return_to_go, a.a_step,
                left(s.state, {EXCERPT}) AS state, s.state_hash, s.state_is_error,
                is_empty_state(s.state_hash) AS state_is_empty, hash({build_action_sql("s")}) AS taken, s.led_here
-        FROM mine AS a
+        FROM visits AS a
         JOIN {_build_steps_sql(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
-        JOIN ({SHARED_ANCHORS.format(rows="mine")}) AS c ON c.anchor_key IS NOT DISTINCT FROM a.anchor_key
+        JOIN ({SHARED_ANCHORS.format(rows="visits")}) AS c ON c.anchor_key IS NOT DISTINCT FROM a.anchor_key
         """
     return lake.sql(query, {"group": group_id})
 

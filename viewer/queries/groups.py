@@ -138,8 +138,8 @@ def read_page(
     """Return a page of `list_groups` with figures of all siblings; sd_return is the sample deviation.
 
     From the current credit, NULL where it has no row: shared_share, the share of steps in a state that siblings share.
-    Of those steps of scored siblings, error_share are from an error text and empty_share from an empty state. ways_in
-    is the mean number of distinct actions that led to them.
+    error_share and empty_share are of those steps of scored siblings: from an error text, and from an empty state.
+    ways_in is the mean number of distinct actions that led to them.
     """
     group_ids = lake.read(list_groups, group_filter, sort).slice(window.offset, window.limit)
     relation, params = _build_relation(lake, group_filter)

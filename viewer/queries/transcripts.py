@@ -145,12 +145,12 @@ def restore_documents(lake: LakeReader, frame: pl.DataFrame, lengths: dict[str, 
     return restored
 
 
-def _judge_moved_replies(lake: LakeReader, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows of replies without `moved`, whose texts `reply_is_error` then knows (`build_replies_sql`)."""
+def _judge_long_replies(lake: LakeReader, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of replies without `long_texts`; `reply_is_error` is also true if one of these is an error."""
     query = f"{_BLOBS} AND NOT starts_with(media_type, 'image/')"
-    moved = put_back(rows, ["moved"], lambda hashes: lake.sql(query, {"h": hashes}))["moved"]
-    is_failed = moved.str.contains(FAILURE).fill_null(value=False)
-    return rows.drop("moved").with_columns(pl.col("reply_is_error") | is_failed)
+    texts = put_back(rows, ["long_texts"], lambda hashes: lake.sql(query, {"h": hashes}))["long_texts"]
+    is_failed = texts.str.contains(FAILURE).fill_null(value=False)
+    return rows.drop("long_texts").with_columns(pl.col("reply_is_error") | is_failed)
 
 
 def read_text(lake: LakeReader, episode_id: int, step_index: int, column: TextColumn, limit: int) -> str:
@@ -202,7 +202,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         )
         SELECT m.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
                is_empty_state(state_hash) AS state_is_empty,
-               r.moved, r.is_error AS reply_is_error, r.is_empty AS reply_is_empty, agent_id, number, incoming,
+               r.long_texts, r.is_error AS reply_is_error, r.is_empty AS reply_is_empty, agent_id, number, incoming,
                said, replied, left(action, $head) AS action, if(called IS NULL,
                left(regexp_replace(left(action, {3 * TEXT}), $command, '\\1\\2'), $head), NULL) AS command,
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
@@ -213,7 +213,7 @@ def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.Da
         ORDER BY m.step_index
         """
     params: Params = {"episode": episode_id, "head": HEAD, "command": _COMMAND}
-    return _judge_moved_replies(lake, lake.sql(query, params | window.params()))
+    return _judge_long_replies(lake, lake.sql(query, params | window.params()))
 
 
 def read_reward_scale(lake: LakeReader, episode_id: int) -> tuple[float, bool]:
@@ -506,9 +506,9 @@ def read_step_texts(lake: LakeReader, steps: Sequence[tuple[int, int]]) -> pl.Da
     query = f"""
         SELECT episode_id, step_index, left(state, {EXCERPT}) AS state, left(action, {EXCERPT}) AS action,
                left(tool_calls, {CALLS}) AS tool_calls, state_is_error, is_empty_state(state_hash) AS state_is_empty,
-               r.moved, r.is_error AS reply_is_error, r.is_empty AS reply_is_empty
+               r.long_texts, r.is_error AS reply_is_error, r.is_empty AS reply_is_empty
         FROM steps LEFT JOIN {replies} AS r USING (episode_id, step_index)
         WHERE {is_wanted} AND (episode_id, step_index) {in_steps}
         """
     params = {"episodes": [episode for episode, _ in steps], "steps": [step for _, step in steps]}
-    return _judge_moved_replies(lake, lake.sql(query, params))
+    return _judge_long_replies(lake, lake.sql(query, params))
