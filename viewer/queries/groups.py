@@ -72,15 +72,14 @@ class GroupFilter:
 
 
 _SHARES = f"""
-    SELECT group_id, if(count(anchor_key) > 0, coalesce(sum(size) FILTER (is_shared), 0) / sum(size), NULL)
-           AS shared_share
+    SELECT group_id, if(count(anchor_key) > 0, sum(if(is_shared, size, 0)) / sum(size), NULL) AS shared_share
     FROM ({SHARED_ANCHORS.format(rows="(SELECT * FROM current_advantages WHERE {within})")}) GROUP BY group_id
     """
 # Findings of the credit jobs of a series in each group, from the newest job of the group; $jobs are in order.
 _FINDINGS = """
-    SELECT group_id, error_steps / nullif(shared_steps, 0) AS error_share,
-           empty_steps / nullif(shared_steps, 0) AS empty_share, last_actions_mean AS ways_in
-    FROM credit_groups WHERE series_id = $series
+    SELECT group_id, scored < episodes AS is_partial, if(anchors > 0, shared_steps / steps, NULL) AS shared_share,
+           error_steps / nullif(shared_steps, 0) AS error_share, empty_steps / nullif(shared_steps, 0) AS empty_share,
+           last_actions_mean AS ways_in FROM credit_groups WHERE series_id = $series
     QUALIFY row_number() OVER (PARTITION BY group_id ORDER BY list_position($jobs, job_id) DESC) = 1
     """
 # A separate query, because its answer is cached until a job ends and costs more than the groups of a page.
@@ -143,12 +142,15 @@ def read_page(
     """
     group_ids = lake.read(list_groups, group_filter, sort).slice(window.offset, window.limit)
     relation, params = _build_relation(lake, group_filter)
-    within = f"group_id IN ({build_id_list(group_ids)})"
     query = f"""
         SELECT * FROM ({_GROUPS.format(episodes=relation)} GROUP BY group_id) LEFT JOIN ({_FINDINGS}) USING (group_id)
-        LEFT JOIN ({_SHARES.format(within=within)}) USING (group_id) WHERE {within}
+        WHERE group_id IN ({build_id_list(group_ids)})
         """
     facts = lake.sql(query, params | _read_current_series(lake))
+    # Findings leave unscored siblings out.
+    if (partial_ids := facts.filter("is_partial")["group_id"]).len():
+        shares = _SHARES.format(within=f"group_id IN ({build_id_list(partial_ids)})")
+        facts = facts.update(lake.sql(shares), on="group_id")
     return group_ids.to_frame().join(facts, on="group_id", how="left", maintain_order="left")
 
 
