@@ -250,7 +250,8 @@ def test_what_another_process_took_apart_is_put_together_again(lk: Lake, monkeyp
     assert countdown == [0]
 
 
-def test_an_index_that_cannot_be_used_is_told(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_cannot_be_used_is_told(lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     path = search.index_path(lk.uri)
     lock = path.with_name("lock")
     lock.mkdir()
