@@ -1,4 +1,4 @@
-"""The learning study: GiGPO, GRPO and RLOO online on two text games, at equal tokens, over paired seeds.
+"""The learning study: seven arms online on text games that people know, at equal tokens, over paired seeds.
 
 `python -m benchmarks.learning --out build/learning` from the checkout; docs/learning.md has protocol and results.
 """

@@ -158,7 +158,7 @@ def build_tables(report: Report) -> str:
     overviews = (_tell_progress, _tell_gate, _tell_successes, _tell_verdicts, _tell_prediction)
     sections = [tell(report) for tell in overviews]
     for environment in report.environments:
-        tellers = (_tell_forecasts, _tell_tuning, _tell_arms, _tell_curve)
+        tellers = (_tell_forecasts, _tell_tuning, _tell_arms, _tell_differences, _tell_curve)
         tables = [text for tell in tellers if (text := tell(environment))]
         if tables:
             sections += [f"### {environment.label}", *tables]
@@ -358,6 +358,39 @@ def _tell_arms(environment: EnvironmentReport) -> str:
     costs = ("tokens", "updates", "live groups a round")
     head = ("arm", "learning rate", "success, %", "sd", "by seed", "minus start", "area, %", *costs)
     return f"All arms over {len(environment.whole_seeds)} whole seeds (means):\n\n{table(head, rows)}"
+
+
+def _tell_differences(environment: EnvironmentReport) -> str:
+    """Return GiGPO minus each other arm, in views that the declared comparison does not have."""
+    seeds = environment.whole_seeds
+    if len(seeds) < 2:
+        return ""
+    starts = {run.task.seed: run.success for run in environment.starts if run.task.split == "test"}
+    weakest = min(seeds, key=starts.__getitem__)
+    rounds = min(len(run.rounds) for arm in environment.arms for run in environment.list_results(arm))
+    first, *others = (COMPARED[0][0], *(arm for arm in environment.arms if arm != COMPARED[0][0]))
+    rows = []
+    for arm in others:
+        pairs = list(zip(environment.list_results(first), environment.list_results(arm), strict=True))
+        gains = {run.task.seed: run.success - other.success for run, other in pairs}
+        counts = (sum(gain > 0 for gain in gains.values()), sum(gain < 0 for gain in gains.values()))
+        equal_rounds = fmean(run.average_success(rounds) - other.average_success(rounds) for run, other in pairs)
+        rows.append(
+            (
+                BY_NAME[arm].label,
+                f"{100 * fmean(gains.values()):+.1f}",
+                f"{100 * fmean(gain for seed, gain in gains.items() if seed != weakest):+.1f}",
+                f"{counts[0]}, {counts[1]}",
+                f"{100 * fmean(run.area - other.area for run, other in pairs):+.1f}",
+                f"{100 * equal_rounds:+.1f}",
+            )
+        )
+    note = (
+        f"{BY_NAME[first].label} minus another arm, in points (described, not tested). The weakest start is that of seed "
+        f"{weakest}.\nAll runs have {rounds} rounds, over which the last column takes the mean of success"
+    )
+    head = ("arm", "success", "without the weakest start", "seeds above, below", "area", f"first {rounds} rounds")
+    return f"{note}:\n\n{table(head, rows)}"
 
 
 def _tell_curve(environment: EnvironmentReport) -> str:

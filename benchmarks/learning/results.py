@@ -76,6 +76,10 @@ class Result(BaseModel):
         """Return the success of the collected rollouts, averaged over the collected tokens."""
         return sum(each.tokens * each.success for each in self.rounds) / self.tokens
 
+    def average_success(self, rounds: int) -> float:
+        """Return the success of the collected rollouts, averaged over the first rounds."""
+        return sum(each.success for each in self.rounds[:rounds]) / rounds
+
 
 class Results:
     """The files of a folder."""

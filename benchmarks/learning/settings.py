@@ -18,7 +18,7 @@ class _Frozen(BaseModel):
 
 
 class Regime(_Frozen):
-    """Sizes of model, start and updates. The defaults are those of docs/learning.md; a pilot changes some."""
+    """Sizes of model, start and updates, as in docs/learning.md. An environment changes some, and a pilot others."""
 
     layers: int = 2
     heads: int = 3
