@@ -9,7 +9,7 @@ from statistics import fmean
 
 from benchmarks.learning.arms import START
 from benchmarks.learning.results import Result, Results, Task
-from benchmarks.learning.runs import run_task
+from benchmarks.learning.runs import remove_run, run_task
 from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, StudyPlan
 from benchmarks.learning.workers import end_with_parent
 
@@ -37,6 +37,7 @@ def run_study(out: Path, plan: StudyPlan, environments: Sequence[Environment], *
                 missing = results.missing(tasks)
                 for number, result in enumerate(_run_all(out, missing, pool, say), start=1):
                     results.add(result)
+                    remove_run(out, result.task)
                     say(f"{number}/{len(missing)} {_describe(result)}")
             if not passes_gate(plan, environment, results):
                 say(f"{environment.label}: an arm gains less than {GATE:.0%} on tuning seeds; it is not compared")
