@@ -50,7 +50,7 @@ def main() -> None:
 
         write_report(arguments.out, plan, environments, arguments.report)
         return
-    from benchmarks.learning.runs import run_task
+    from benchmarks.learning.runs import remove_run, run_task
     from benchmarks.learning.study import run_study, silence_bars
 
     silence_bars()
@@ -67,6 +67,7 @@ def main() -> None:
     )
     result = run_task(arguments.out, task, _say)
     Results(arguments.out / "pilots").add(result)
+    remove_run(arguments.out, task)
     print(result.model_dump_json(indent=1))
 
 

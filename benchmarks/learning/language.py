@@ -9,7 +9,6 @@ A study that was stopped resumes.
 
 import argparse
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ import lake
 from benchmarks.learning.arms import BY_NAME, START
 from benchmarks.learning.play import TRACES, player_options, record_traces
 from benchmarks.learning.results import Result, Results, Task
-from benchmarks.learning.runs import WORLDS, rounds_of
+from benchmarks.learning.runs import WORLDS, remove_run, rounds_of
 from benchmarks.learning.settings import ENVIRONMENTS, Environment, Regime
 from benchmarks.proof_run.start import clone_traces, convert_base
 from trainer.config import ScheduleConfig, TrainConfig
@@ -110,7 +109,7 @@ def run(out: Path, environment: Environment, task: Task, model: Path, rounds: in
     end = run_loop(lk, lake.open(folder / "lake"), config, folder / "run", task.name, resumes=True, say=say)
     successes = [round(end.evaluations[version].success * _HELD_OUT) for version in (0, max(end.evaluations))]
     start = task.model_copy(update={"arm": START, "learning_rate": 0.0})
-    results = [
+    return [
         Result(task=start, successes=successes[0], worlds=_HELD_OUT),
         Result(
             task=task,
@@ -121,8 +120,6 @@ def run(out: Path, environment: Environment, task: Task, model: Path, rounds: in
             seconds=round(time.perf_counter() - began, 1),
         ),
     ]
-    shutil.rmtree(folder)
-    return results
 
 
 def list_tasks(environment: Environment) -> list[Task]:
@@ -146,6 +143,7 @@ def main() -> None:
         for result in run(arguments.out, ENVIRONMENT, task, model, arguments.rounds, _say):
             results.add(result)
             _say(f"{result.task.name}: {result.successes} of {result.worlds}")
+        remove_run(arguments.out, task)
 
 
 def _say(line: str) -> None:

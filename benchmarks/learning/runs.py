@@ -37,7 +37,7 @@ FROM (
 
 
 def run_task(out: Path, task: Task, say: Callable[[str], None]) -> Result:
-    """Train and measure; a run that was killed goes on where it was.
+    """Train and measure; a run that was killed goes on where it was, until `remove_run`.
 
     Args:
         out: the study's folder.
@@ -57,7 +57,7 @@ def run_task(out: Path, task: Task, say: Callable[[str], None]) -> Result:
         model, updates, rounds = done.model, done.optimizer_steps, rounds_of(lk, task.name)
     held_out = f"{task.name}-held-out"
     play(lk, environment, model, held_out, split=task.split, worlds=regime.held_out, siblings=1, seed=task.seed)
-    result = Result(
+    return Result(
         task=task,
         successes=count_successes(lk, held_out),
         worlds=regime.held_out,
@@ -66,8 +66,11 @@ def run_task(out: Path, task: Task, say: Callable[[str], None]) -> Result:
         seconds=round(time.perf_counter() - began, 1),
         cpu_seconds=round(time.process_time() - cpu, 1),
     )
-    shutil.rmtree(folder)
-    return result
+
+
+def remove_run(out: Path, task: Task) -> None:
+    """Delete the lake and the weights of a run. Call it after its result is stored: a kill before loses nothing."""
+    shutil.rmtree(out / "runs" / task.name)
 
 
 def count_successes(lk: Lake, run: str) -> int:

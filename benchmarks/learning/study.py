@@ -9,8 +9,9 @@ from statistics import fmean
 
 from benchmarks.learning.arms import START
 from benchmarks.learning.results import Result, Results, Task
-from benchmarks.learning.runs import run_task
+from benchmarks.learning.runs import remove_run, run_task
 from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, StudyPlan
+from benchmarks.learning.workers import end_with_parent
 
 Say = Callable[[str], None]
 
@@ -30,12 +31,13 @@ def run_study(out: Path, plan: StudyPlan, environments: Sequence[Environment], *
         pool = None
         if processes > 1:
             context = multiprocessing.get_context("spawn")
-            pool = stack.enter_context(ProcessPoolExecutor(processes, context, initializer=silence_bars))
+            pool = stack.enter_context(ProcessPoolExecutor(processes, context, initializer=prepare_worker))
         for environment in environments:
             for tasks in stages(plan, environment, results):
                 missing = results.missing(tasks)
                 for number, result in enumerate(_run_all(out, missing, pool, say), start=1):
                     results.add(result)
+                    remove_run(out, result.task)
                     say(f"{number}/{len(missing)} {_describe(result)}")
             if not passes_gate(plan, environment, results):
                 say(f"{environment.label}: an arm gains less than {GATE:.0%} on tuning seeds; it is not compared")
@@ -113,6 +115,12 @@ def _run_all(out: Path, tasks: Sequence[Task], pool: ProcessPoolExecutor | None,
         return
     for future in as_completed([pool.submit(run_task, out, task, _drop) for task in tasks]):
         yield future.result()
+
+
+def prepare_worker() -> None:
+    """Prepare a process of the pool."""
+    end_with_parent()
+    silence_bars()
 
 
 def silence_bars() -> None:

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from benchmarks.ladder.report import BEGIN, END
+from benchmarks.learning import study
 from benchmarks.learning.arms import COMPARED, START
 from benchmarks.learning.beforehand import Forecast, correlate, write_forecasts
 from benchmarks.learning.report import (
@@ -109,6 +110,25 @@ def test_a_run_that_ended_is_not_run_again_and_one_that_was_cut_short_is(tmp_pat
     assert results.missing([task]) == [task]
     with pytest.raises(ValueError, match=f"run {task.name} is missing"):
         results.read_ended(task)
+
+
+def test_the_lake_of_a_run_is_kept_until_its_result_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_task(out: Path, task: Task, _: object) -> Result:
+        (out / "runs" / task.name).mkdir(parents=True)
+        return end(task)
+
+    def refuse(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(study, "run_task", run_task)
+    add = Results.add
+    monkeypatch.setattr(Results, "add", refuse)
+    with pytest.raises(OSError, match="no space left"):
+        study.run_study(tmp_path / "full", PLAN, [TAXI], processes=1, say=print)
+    assert len(list((tmp_path / "full" / "runs").iterdir())) == 1
+    monkeypatch.setattr(Results, "add", add)
+    study.run_study(tmp_path / "whole", PLAN, [TAXI], processes=1, say=print)
+    assert not any((tmp_path / "whole" / "runs").iterdir())
 
 
 def test_measures() -> None:
