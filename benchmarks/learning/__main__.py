@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--split", choices=("dev", "test"), default="test")
     parser.add_argument("--change", default="{}", help="fields of the regime, a JSON object")
     arguments = parser.parse_args()
+    if arguments.arm is not None and len(arguments.environment or ()) != 1:
+        parser.error("--arm needs one --environment")
     plan = SMALL if arguments.small else StudyPlan()
     environments = [ENVIRONMENTS[name] for name in arguments.environment or plan.environments]
     if arguments.restore is not None:

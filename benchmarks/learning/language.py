@@ -38,6 +38,7 @@ ENVIRONMENT = ENVIRONMENTS["slippery-lake"]
 SEEDS = (0, 1, 2)
 ARMS = ("gigpo", "grpo")
 RATE = 3e-5
+ROUNDS = 8
 _TRACES = Regime(traces=240, noise=0.3)
 _HELD_OUT = 200
 
@@ -60,19 +61,18 @@ def start_model(out: Path, environment: Environment, say: Say) -> Path:
     return clone_traces(lk, out, TRACES).model
 
 
-def build_config(environment: Environment, task: Task, model: Path, rounds: int) -> OnlineConfig:
+def build_config(environment: Environment, task: Task, model: Path) -> OnlineConfig:
     """Return the document of a run.
 
     Args:
         environment: environment of the study.
         task: arm, seed and learning rate.
         model: start weights.
-        rounds: number of rounds.
     """
     arm = BY_NAME[task.arm]
     return OnlineConfig(
         loop=LoopConfig(
-            rounds=rounds,
+            rounds=ROUNDS,
             collect=CollectConfig(
                 player=player_options(environment, "train"),
                 groups=6,
@@ -100,21 +100,21 @@ def build_config(environment: Environment, task: Task, model: Path, rounds: int)
     )
 
 
-def run(out: Path, environment: Environment, task: Task, model: Path, rounds: int, say: Say) -> list[Result]:
-    """Train and measure; return the start's result and the run's. A run that was killed resumes."""
+def run(out: Path, environment: Environment, task: Task, model: Path, say: Say) -> list[Result]:
+    """Train and measure; return the start's result, as this run measured it, and the run's. A killed run resumes."""
     began = time.perf_counter()
     folder = out / "runs" / task.name
     lk = lake.open(folder / "lake", create=True)
-    config = build_config(environment, task, model, rounds)
+    config = build_config(environment, task, model)
     end = run_loop(lk, lake.open(folder / "lake"), config, folder / "run", task.name, resumes=True, say=say)
-    successes = [round(end.evaluations[version].success * _HELD_OUT) for version in (0, max(end.evaluations))]
-    start = task.model_copy(update={"arm": START, "learning_rate": 0.0})
+    before, after = (end.evaluations[version] for version in (0, max(end.evaluations)))
+    start = task.model_copy(update={"arm": START, "learning_rate": 0.0, "changes": {"before": task.arm}})
     return [
-        Result(task=start, successes=successes[0], worlds=_HELD_OUT),
+        Result(task=start, successes=round(before.success * before.attempts), worlds=before.attempts),
         Result(
             task=task,
-            successes=successes[1],
-            worlds=_HELD_OUT,
+            successes=round(after.success * after.attempts),
+            worlds=after.attempts,
             rounds=rounds_of(lk, task.name),
             optimizer_steps=end.optimizer_steps,
             seconds=round(time.perf_counter() - began, 1),
@@ -135,12 +135,11 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=8)
     arguments = parser.parse_args()
     results = Results(arguments.out / "results")
     model = start_model(arguments.out, ENVIRONMENT, _say)
     for task in results.missing(list_tasks(ENVIRONMENT)):
-        for result in run(arguments.out, ENVIRONMENT, task, model, arguments.rounds, _say):
+        for result in run(arguments.out, ENVIRONMENT, task, model, _say):
             results.add(result)
             _say(f"{result.task.name}: {result.successes} of {result.worlds}")
         remove_run(arguments.out, task)

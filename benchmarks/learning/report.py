@@ -386,8 +386,8 @@ def _tell_differences(environment: EnvironmentReport) -> str:
             )
         )
     note = (
-        f"{BY_NAME[first].label} minus another arm, in points (described, not tested). The weakest start is that of seed "
-        f"{weakest}.\nAll runs have {rounds} rounds, over which the last column takes the mean of success"
+        f"{BY_NAME[first].label} minus another arm, in points (described, not tested). The weakest start is that of "
+        f"seed {weakest}.\nAll runs have {rounds} rounds, over which the last column takes the mean of success"
     )
     head = ("arm", "success", "without the weakest start", "seeds above, below", "area", f"first {rounds} rounds")
     return f"{note}:\n\n{table(head, rows)}"

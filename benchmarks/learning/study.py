@@ -10,7 +10,7 @@ from statistics import fmean
 from benchmarks.learning.arms import START
 from benchmarks.learning.results import Result, Results, Task
 from benchmarks.learning.runs import remove_run, run_task
-from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, StudyPlan
+from benchmarks.learning.settings import TUNING_SEEDS, Environment, StudyPlan
 from benchmarks.learning.workers import end_with_parent
 
 Say = Callable[[str], None]
@@ -40,7 +40,7 @@ def run_study(out: Path, plan: StudyPlan, environments: Sequence[Environment], *
                     remove_run(out, result.task)
                     say(f"{number}/{len(missing)} {_describe(result)}")
             if not passes_gate(plan, environment, results):
-                say(f"{environment.label}: an arm gains less than {GATE:.0%} on tuning seeds; it is not compared")
+                say(f"{environment.label}: an arm gains less than {plan.gate:.0%} on tuning seeds; it is not compared")
 
 
 def stages(plan: StudyPlan, environment: Environment, results: Results) -> Iterator[list[Task]]:

@@ -427,8 +427,11 @@ def anchors(
     if output_format != "table":
         echo_rows(measures, output_format)
         return
-    click.echo(f"Largest anchors, by {next(iter(definitions))}:\n")
-    echo_rows(largest.with_columns(state=pl.Series([shorten(text) for text in largest["state"]])), output_format)
+    if largest.is_empty():
+        click.echo("No two episodes of a group visited the same state; siblings are played by --group-size 2 or more")
+    else:
+        click.echo(f"Largest anchors, by {next(iter(definitions))}:\n")
+        echo_rows(largest.with_columns(state=pl.Series([shorten(text) for text in largest["state"]])), output_format)
     click.echo("\nDefinitions:\n")
     echo_rows(measures.with_columns(selectors.float().round(3)), output_format)
     click.echo()

@@ -96,7 +96,7 @@ MOSTLY = 0.5
 MANY_DOUBTED = 0.05
 _ADDED = ("episodes", "steps", "shared_steps", "singleton_steps", "anchors", "sign_disagreements")
 _KNOWN = ("one_action_anchors", "error_anchors", "error_steps", "empty_steps")
-DIAGNOSED = (*_ADDED, *_KNOWN, "defined_steps", "scored", "is_dead")
+DIAGNOSED = (*_ADDED, *_KNOWN, "defined_steps", "scored", "is_dead", "score_min")
 """The columns of `credit_groups` that a diagnosis reads."""
 
 
@@ -117,6 +117,10 @@ class CreditDiagnosis(CreditSummary):
     """Steps in shared anchors with empty states; None if states were not read."""
     sign_disagreements: int
     """Steps where A_E and A_S have opposite signs."""
+    dead_score: float | None
+    """Score of most dead groups, the lower of equally frequent ones; None without dead groups."""
+    dead_groups_at_score: int
+    """Dead groups with `dead_score`."""
 
     def warnings(self) -> list[str]:
         """Return a line per suspicious figure, with the command to run next (LAKE: the lake)."""
@@ -130,9 +134,9 @@ class CreditDiagnosis(CreditSummary):
             )
         if scored_groups and self.dead_groups > MOSTLY * scored_groups:
             lines.append(
-                f"In {self.dead_groups} of {scored_groups} groups all episodes have the same score, so A_E is 0 there. "
-                "Tasks of another difficulty, more siblings or a finer score would tell more: "
-                "`trajlake score FILE.py:FUNCTION --lake LAKE`"
+                f"In {self.dead_groups} of {scored_groups} groups all episodes have the same score, so A_E is 0 there; "
+                f"in {self.dead_groups_at_score} of them it is {self.dead_score:g}. Easier or harder tasks, more "
+                "siblings or a finer score would tell more: `trajlake score FILE.py:FUNCTION --lake LAKE`"
             )
         if self.steps and self.undefined_steps > MOSTLY * self.steps:
             lines.append(
@@ -179,6 +183,7 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
         return pl.when(is_known).then(pl.col(name).cast(pl.Int64).sum()).alias(name)
 
     scored, dead = pl.col("scored"), pl.col("is_dead")
+    dead_score = pl.col("score_min").filter(dead).mode().min()
     row = (
         groups.filter(pl.col("episodes") > 0)
         .select(
@@ -191,6 +196,8 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
             (scored == 0).sum().alias("unscored_groups"),
             (pl.col("anchors") > 0).any().alias("has_anchors"),
             *(add_if_known(name) for name in _KNOWN),
+            dead_score.alias("dead_score"),
+            (dead & (pl.col("score_min") == dead_score)).sum().alias("dead_groups_at_score"),
         )
         .collect()
         .row(0, named=True)

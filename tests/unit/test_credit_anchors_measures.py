@@ -167,6 +167,15 @@ def test_nothing_to_measure_is_refused() -> None:
         measure_anchors(empty, {"exact": ExactText()})
 
 
+def test_episodes_that_all_failed_without_a_score_are_refused() -> None:
+    row = {"group_id": 0, "episode_id": 0, "step_index": 0, "state": "a", "action": "x", "status": "failed"}
+    steps = pl.LazyFrame([row, row | {"episode_id": 1}], schema=SCHEMA)
+    with pytest.raises(DataRefusedError, match=r"the 2 episodes .* have no score"):
+        measure_anchors(steps, {"exact": ExactText()})
+    scored = steps.with_columns(episode_score=pl.when(pl.col("episode_id") == 0).then(0.0))
+    assert measure_anchors(scored, {"exact": ExactText()})["steps"].item() == 1
+
+
 def slow_largest(rows: list[Step]) -> list[Row]:
     """Shared texts by their steps, counted; the first ones may tie."""
     visits: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))

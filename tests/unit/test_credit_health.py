@@ -25,6 +25,8 @@ FINE: dict[str, Any] = {
     "error_steps": 0,
     "empty_steps": 0,
     "sign_disagreements": 4,
+    "dead_score": 0.0,
+    "dead_groups_at_score": 2,
 }
 UNREAD = ("one_action_anchors", "error_anchors", "error_steps", "empty_steps")
 """Figures that a job may not have looked for."""
@@ -43,7 +45,10 @@ def test_nothing_is_said_where_nothing_looks_wrong() -> None:
     ("changes", "fragment"),
     [
         ({"singleton_steps": 36}, "36% of the steps are in a state that no other step of their group has"),
-        ({"live_groups": 4, "dead_groups": 6}, "In 6 of 10 groups all episodes have the same score"),
+        (
+            {"live_groups": 4, "dead_groups": 6, "dead_groups_at_score": 5, "dead_score": 0.5},
+            "In 6 of 10 groups all episodes have the same score, so A_E is 0 there; in 5 of them it is 0.5.",
+        ),
         (
             {"live_groups": 4, "dead_groups": 0, "singleton_groups": 4, "unscored_groups": 2},
             "6 of 10 groups have fewer",
@@ -88,9 +93,9 @@ def test_nothing_at_all() -> None:
     nothing = diagnose(pl.LazyFrame(schema=SCHEMA))
     assert nothing.warnings() == []
     assert nothing.shared_fraction is None
-    assert nothing.model_dump(exclude={"has_anchors", *UNREAD}) == {
-        name: 0 for name in FINE if name not in ("has_anchors", *UNREAD)
-    }
+    without_figure = {"has_anchors", "dead_score", *UNREAD}
+    assert nothing.model_dump(exclude=without_figure) == {name: 0 for name in FINE if name not in without_figure}
+    assert nothing.dead_score is None
 
 
 def group(**values: Any) -> dict[str, Any]:
@@ -101,7 +106,15 @@ def group(**values: Any) -> dict[str, Any]:
 
 def test_groups_are_added_up() -> None:
     rows = [
-        group(group_id=1, is_dead=True, one_action_anchors=2, error_steps=3, error_anchors=1, empty_steps=2),
+        group(
+            group_id=1,
+            is_dead=True,
+            score_min=1.0,
+            one_action_anchors=2,
+            error_steps=3,
+            error_anchors=1,
+            empty_steps=2,
+        ),
         group(group_id=2, scored=1, defined_steps=5, shared_steps=0),
         group(group_id=3, scored=0, **dict.fromkeys(UNREAD, 0)),
         group(group_id=4, episodes=4, scored=4, **dict.fromkeys(UNREAD, 0) | {"one_action_anchors": 1}),
@@ -126,8 +139,19 @@ def test_groups_are_added_up() -> None:
         "error_steps": 3,
         "empty_steps": 2,
         "sign_disagreements": 4,
+        "dead_score": 1.0,
+        "dead_groups_at_score": 1,
     }
     assert diagnosis.shared_fraction == 0.15
+
+
+@pytest.mark.parametrize(("scores", "expected"), [([0, 1, 0], (0, 2)), ([1, 0], (0, 1)), ([None], (None, 0))])
+def test_the_score_of_most_dead_groups(scores: list[float | None], expected: tuple[float | None, int]) -> None:
+    """All siblings fail, or all succeed: the figure says which. The live group with score 1 does not count."""
+    dead = [group(group_id=number, is_dead=score is not None, score_min=score) for number, score in enumerate(scores)]
+    rows = [*dead, group(group_id=99, score_min=1.0)]
+    diagnosis = diagnose(pl.LazyFrame(rows, schema=SCHEMA))
+    assert (diagnosis.dead_score, diagnosis.dead_groups_at_score) == expected
 
 
 def test_figures_nobody_read_stay_unknown() -> None:

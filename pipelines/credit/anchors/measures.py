@@ -62,6 +62,7 @@ from lake.judgements.selections import select_where
 from lake.lake import Lake
 from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import count_noun
 from lake.tables import TABLES
 from pipelines.credit.anchors import Anchors, Chain
 from pipelines.credit.anchors.definitions import (
@@ -96,7 +97,7 @@ class Walks:
 
     @classmethod
     def of(cls, steps: pl.LazyFrame, columns: tuple[str, ...]) -> Self:
-        """Read, sort and check steps; DataRefusedError without an active step, ContractError as in `StepBatch.of`.
+        """Read, sort and check steps; DataRefusedError without a step to compare, ContractError as in `StepBatch.of`.
 
         Steps have the keys, the columns of the definitions, and where known `status`, `episode_score`, `is_active`,
         `action`, `tool_calls`, `state_is_error`.
@@ -109,6 +110,12 @@ class Walks:
             msg = "there are no active steps to measure anchors on; collect or ingest episodes first"
             raise DataRefusedError(msg)
         included_N = ~batch.episodes.spread(batch.broken_E & np.isnan(batch.score_E))
+        if not included_N.any():
+            raise DataRefusedError(
+                f"no step is compared: the {count_noun(len(batch.broken_E), 'episode')} with active steps failed or "
+                "were aborted, and have no score. See why: `trajlake sql 'SELECT status, stop_reason, count(*) FROM "
+                "episodes GROUP BY ALL'`"
+            )
         actions = [name for name in ACTIONS if name in extras]
         rows = batch.frame.select(
             pl.Series("group_id", batch.groups.ids_N()),
