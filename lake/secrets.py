@@ -269,6 +269,7 @@ _LONG = 6000
 """Characters from which on Polars searches faster; a call costs 0.1 ms."""
 _DEEPEST = 200
 _REMOVED: Any = object()
+_PLAIN = frozenset({int, float, bool, type(None)})  # a list of token ids has thousands: their types are checked at once
 TOKENS_SPELL_KEY = "they spell a key, or extend tokens that do"
 """Reason, in `extra.tokens_left_out`, why a step that lost a key has no tokens."""
 TEXT_FIELDS = ("state", "context", "reasoning", "action", "tool_calls")
@@ -397,7 +398,7 @@ class Secrets:
         if isinstance(original, dict):
             return self._clean_object(original, kind, depth + 1)
         if isinstance(original, list):
-            return self._clean_list(original, kind, depth + 1)
+            return original if _PLAIN.issuperset(map(type, original)) else self._clean_list(original, kind, depth + 1)
         return self._clean_struct(original, kind, depth + 1) if isinstance(original, msgspec.Struct) else original
 
     def _clean_struct(self, struct: msgspec.Struct, kind: int, depth: int) -> Any:
@@ -470,10 +471,9 @@ class Secrets:
             text = self._pattern.sub(REDACTED, text)
         if kind >= _QUOTED:
             if text[:1] in ("{", "[") and (document := _decode_document(text)) is not None:
-                clean = self._clean(document, _MARKED, 0)
-                return (
-                    text if clean is document else json.dumps(None if clean is _REMOVED else clean, ensure_ascii=False)
-                )
+                if (clean := self._clean(document, _MARKED, 0)) is document:
+                    return text
+                return json.dumps(None if clean is _REMOVED else clean, ensure_ascii=False)
             for pattern, replacement in QUOTED:
                 text = pattern.sub(replacement, text)
         if self._looks_for_shapes:
