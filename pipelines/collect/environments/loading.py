@@ -45,6 +45,8 @@ from pipelines.collect.user_code import (
     is_cancellation,
 )
 
+_STRICT_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+
 
 class EnvironmentFaultError(TrajlakeError, RuntimeError):
     """An environment raised, or returned an invalid outcome. The episode fails with this text."""
@@ -218,13 +220,8 @@ def _wrong_flags(outcome: Outcome) -> str | None:
 
 
 def _wrong_documents(outcome: Outcome) -> str | None:
-    documents = {
-        "tools": outcome.tools,
-        "ground_truth": outcome.ground_truth,
-        "extra": outcome.extra,
-        "task_id": outcome.task_id,
-    }
-    for name, part in documents.items():
+    for name in ("tools", "ground_truth", "extra", "task_id"):
+        part = getattr(outcome, name)
         if part is not None and (problem := _not_json(part)):
             return f"`{name}` that is not JSON ({problem}); valid: JSON values with finite numbers and Unicode text"
     if outcome.extra is not None and not isinstance(outcome.extra, dict):
@@ -266,7 +263,7 @@ def _is_finite(value: Any) -> bool:
 def _not_json(value: Any) -> str | None:
     """Return why a value cannot be written as JSON in UTF-8 (no lone surrogates), or None."""
     try:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        _STRICT_JSON.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         return str(error)
     return None

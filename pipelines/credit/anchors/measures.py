@@ -112,9 +112,8 @@ class Walks:
         included_N = ~batch.episodes.spread(batch.broken_E & np.isnan(batch.score_E))
         if not included_N.any():
             raise DataRefusedError(
-                f"no step is compared: the {count_noun(len(batch.broken_E), 'episode')} with active steps failed or "
-                "were aborted, and have no score. See why: `trajlake sql 'SELECT status, stop_reason, count(*) FROM "
-                "episodes GROUP BY ALL'`"
+                f"nothing to compare: {count_noun(len(batch.broken_E), 'episode')} failed, without a score. See why: "
+                "`trajlake sql 'SELECT status, stop_reason, count(*) FROM episodes GROUP BY ALL'`"
             )
         actions = [name for name in ACTIONS if name in extras]
         rows = batch.frame.select(
