@@ -69,8 +69,10 @@ def run_task(out: Path, task: Task, say: Callable[[str], None]) -> Result:
 
 
 def remove_run(out: Path, task: Task) -> None:
-    """Delete the lake and the weights of a run. Call it after its result is stored: a kill before loses nothing."""
-    shutil.rmtree(out / "runs" / task.name)
+    """Delete a run's lake and weights, if any. Call it after its result is stored: a kill before loses nothing."""
+    folder = out / "runs" / task.name
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def count_successes(lk: Lake, run: str) -> int:

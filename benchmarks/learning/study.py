@@ -35,6 +35,8 @@ def run_study(out: Path, plan: StudyPlan, environments: Sequence[Environment], *
         for environment in environments:
             for tasks in stages(plan, environment, results):
                 missing = results.missing(tasks)
+                for ended in (task for task in tasks if task not in missing):
+                    remove_run(out, ended)  # there if a kill came after its result was stored
                 for number, result in enumerate(_run_all(out, missing, pool, say), start=1):
                     results.add(result)
                     remove_run(out, result.task)
