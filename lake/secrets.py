@@ -405,7 +405,7 @@ class Secrets:
         changes = {}
         for name in struct.__struct_fields__:
             original = getattr(struct, name)
-            if original and type(original) not in _PLAIN:
+            if type(original) not in _PLAIN:
                 clean = self._clean(original, _get_kind(name, kind), depth)
                 if clean is not original and clean != original:
                     changes[name] = None if clean is _REMOVED else clean

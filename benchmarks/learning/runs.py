@@ -37,7 +37,7 @@ FROM (
 
 
 def run_task(out: Path, task: Task, say: Callable[[str], None]) -> Result:
-    """Train and measure; a run that was killed goes on where it was, until `remove_run`.
+    """Train and measure. A killed run resumes until `remove_run` deletes its folder.
 
     Args:
         out: the study's folder.

@@ -1,4 +1,4 @@
-"""A process of a pool ends with its parent, so that a killed study leaves no runs that write beside its successor's.
+"""End a pool's processes with their parent: no run of a killed study writes while the next study runs.
 
 This file imports nothing heavy: its test starts real processes.
 """
