@@ -2,9 +2,10 @@
 
 CPU time counts, not wall time, because a busy machine stretches wall time most. A file is charged for the test process
 and for everything that descends from it: forked workers, servers, browsers. Budgets are in `tests/budgets.toml`, for a
-machine as fast as `benchmarks/fixed_work.py` names; on a slower one they are multiplied by what this machine needs for
-the same work, which is measured only if a file exceeds its budget. A neighbour on the same processor stretches CPU time
-too, by half at times, so a file over its budget is named and only one over twice its budget fails the run.
+machine as fast as `benchmarks/fixed_work.py` names. A slower machine stretches CPU time too, and so does a neighbour on
+the same processor, for minutes at a time. So each process that runs tests does a fixed piece of work between them, and
+charges a test for the seconds that it would have cost on the named machine. A file over its budget is named, and one
+over twice its budget fails the run.
 
     pytest --cost-file costs.tsv      also writes a line for every test: CPU seconds, wall seconds, name
 """
@@ -14,18 +15,22 @@ import os
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from benchmarks.fixed_work import slowness
+
 TESTS = Path(__file__).resolve().parents[1]
 BUDGETS = TESTS / "budgets.toml"
 _SHOWN = 10
 FAILS_OVER = 2.0
 """Times its budget that a file must cost before the run fails."""
+_SLOWNESS_AFTER = 2.0
+"""Seconds after which the speed of this machine is measured again; a measurement costs 0.02."""
 _WALK_AFTER = 0.05
 """Seconds a test must last before the table of processes is read again; shorter ones start no process of note."""
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -104,30 +109,23 @@ class Excess(NamedTuple):
     sentence: str
 
 
-def excesses(seconds: dict[str, float], budgets: Budgets, slowness: float | None = None) -> list[Excess]:
+def excesses(seconds: dict[str, float], budgets: Budgets) -> list[Excess]:
     """Name each file that costs more than its budget.
 
     Args:
-        seconds: CPU seconds by file, named from the folder of tests.
-        budgets: what is allowed on the machine that they were made for.
-        slowness: how many times longer this machine takes for the same work; measured if a file exceeds its budget.
+        seconds: CPU seconds on the machine of the budgets, by file, named from the folder of tests.
+        budgets: what is allowed.
     """
     limits = {file: limit for file in seconds if (limit := budgets.of(file)) is not None}
-    over = [file for file, limit in limits.items() if seconds[file] > limit]
-    if over and slowness is None:
-        # Here: it loads Polars, which the process that only adds up does without.
-        from benchmarks.fixed_work import REFERENCE_COUNT, count_seconds
-
-        slowness = max(1.0, count_seconds() / REFERENCE_COUNT)
     return [
         Excess(
-            seconds[file] / (limits[file] * slowness) if limits[file] else math.inf,
-            f"tests/{file} took {seconds[file]:.1f} CPU seconds; its budget is {limits[file]:g}, on this machine "
-            f"{limits[file] * slowness:.1f}. Make it cheaper, move repetitions to the slow suite, or give it a line of "
-            f"its own in tests/budgets.toml.",
+            seconds[file] / limit if limit else math.inf,
+            f"tests/{file} costs {seconds[file]:.1f} CPU seconds on the machine of the budgets; its budget is "
+            f"{limit:g}. Make it cheaper, move repetitions to the slow suite, or give it a line of its own in "
+            f"tests/budgets.toml.",
         )
-        for file in over
-        if slowness is not None and seconds[file] > limits[file] * slowness
+        for file, limit in limits.items()
+        if seconds[file] > limit
     ]
 
 
@@ -153,6 +151,7 @@ class _Measured:
 
     def __init__(self) -> None:
         self._meter = Meter()
+        self._slowness, self._measured_at = 1.0, -math.inf
 
     def pytest_collection_finish(self) -> None:
         # What collecting costs, imports included, belongs to no test.
@@ -161,8 +160,16 @@ class _Measured:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
         report: pytest.TestReport = yield  # type: ignore[misc]
-        report.user_properties = [*report.user_properties, (_COST, self._meter.lap())]
+        cpu, wall = self._meter.lap()
+        cost = cpu, wall, cpu / self._slowness_now()
+        report.user_properties = [*report.user_properties, (_COST, cost)]
         return report  # type: ignore[return-value]
+
+    def _slowness_now(self) -> float:
+        if time.monotonic() - self._measured_at > _SLOWNESS_AFTER:
+            self._slowness, self._measured_at = slowness(), time.monotonic()
+            self._meter.lap()  # the measurement belongs to no test
+        return self._slowness
 
 
 class _Report:
@@ -170,44 +177,46 @@ class _Report:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._tests: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        self._files: dict[str, tuple[float, float]] = {}
+        self._tests: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self._files: dict[str, list[float]] = {}
         self._excesses: list[Excess] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
             if name == _COST:
-                cost = self._tests[report.nodeid]
-                cost[0] += value[0]
-                cost[1] += value[1]
+                _add(self._tests[report.nodeid], value)
         if report.when == "teardown" and (path := self._config.getoption("cost_file")):
-            cpu, wall = self._tests[report.nodeid]
+            cpu, wall, _ = self._tests[report.nodeid]
             with Path(path).open("a", encoding="utf-8") as lines:
                 lines.write(f"{cpu:.3f}\t{wall:.3f}\t{report.nodeid}\n")
 
-    def _total(self) -> dict[str, tuple[float, float]]:
-        totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for test, (cpu, wall) in self._tests.items():
-            file = test.partition("::")[0].removeprefix("tests/")
-            totals[file][0] += cpu
-            totals[file][1] += wall
-        return {file: (cpu, wall) for file, (cpu, wall) in totals.items()}
+    def _total(self) -> dict[str, list[float]]:
+        totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        for test, cost in self._tests.items():
+            _add(totals[test.partition("::")[0].removeprefix("tests/")], cost)
+        return totals
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         # The terminal prints its summary in the same hook, after this.
         self._files = self._total()
-        self._excesses = excesses({file: cpu for file, (cpu, _) in self._files.items()}, budgets())
+        self._excesses = excesses({file: cost[2] for file, cost in self._files.items()}, budgets())
         far_over = any(excess.times > FAILS_OVER for excess in self._excesses)
         if far_over and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         costliest = sorted(self._files.items(), key=lambda item: -item[1][0])[:_SHOWN]
-        cpu, wall = (sum(cost[axis] for cost in self._files.values()) for axis in (0, 1))
+        cpu, wall, reference = (sum(cost[axis] for cost in self._files.values()) for axis in range(3))
         terminalreporter.section(f"costliest files of {len(self._files)}: CPU seconds, wall seconds")
-        for file, (file_cpu, file_wall) in costliest:
+        for file, (file_cpu, file_wall, _) in costliest:
             terminalreporter.line(f"{file_cpu:8.1f} {file_wall:8.1f}  {file}")
         terminalreporter.line(f"{cpu:8.1f} {wall:8.1f}  all files, waits of {wall - cpu:.0f} s")
+        terminalreporter.line(f"{reference:8.1f} CPU seconds on the machine of the budgets")
         for excess in self._excesses:
             terminalreporter.line(excess.sentence, red=excess.times > FAILS_OVER, yellow=excess.times <= FAILS_OVER)
+
+
+def _add(cost: list[float], other: Sequence[float]) -> None:
+    for axis, value in enumerate(other):
+        cost[axis] += value

@@ -24,20 +24,27 @@ ALLOWED = Budgets({"folders": {"unit": 5}, "files": {"unit/test_large.py": 20}})
 
 
 def test_a_file_over_its_budget_is_named_with_both_figures() -> None:
-    ((_, sentence),) = excesses({"unit/test_a.py": 5.1, "unit/test_b.py": 4.9}, ALLOWED, slowness=1.0)
+    ((_, sentence),) = excesses({"unit/test_a.py": 5.1, "unit/test_b.py": 4.9}, ALLOWED)
     assert "tests/unit/test_a.py" in sentence
     assert "5.1 CPU seconds" in sentence
-    assert "budget is 5," in sentence
+    assert "budget is 5." in sentence
 
 
 def test_a_line_of_a_file_counts_more_than_its_folder_and_other_folders_are_free() -> None:
-    assert excesses({"unit/test_large.py": 19, "elsewhere/test_c.py": 1e9}, ALLOWED, slowness=1.0) == []
-    assert len(excesses({"unit/test_large.py": 21}, ALLOWED, slowness=1.0)) == 1
+    assert excesses({"unit/test_large.py": 19, "elsewhere/test_c.py": 1e9}, ALLOWED) == []
+    assert len(excesses({"unit/test_large.py": 21}, ALLOWED)) == 1
 
 
-def test_budgets_grow_with_the_slowness_of_the_machine() -> None:
-    assert excesses({"unit/test_a.py": 12.4}, ALLOWED, slowness=2.5) == []
-    assert len(excesses({"unit/test_a.py": 12.6}, ALLOWED, slowness=2.5)) == 1
+def test_a_slow_moment_is_taken_out_of_what_a_test_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_budgets, "slowness", lambda: 2.5)
+    measured: Any = file_budgets._Measured()
+    measured._meter = SimpleNamespace(lap=lambda: (12.5, 13.0))
+    report = SimpleNamespace(user_properties=[])
+    phase = measured.pytest_runtest_makereport()
+    next(phase)
+    with pytest.raises(StopIteration):
+        phase.send(report)
+    assert report.user_properties == [("cost", (12.5, 13.0, 5.0))]
 
 
 def test_every_line_is_of_a_file_that_exists_and_every_folder_has_a_budget() -> None:
@@ -59,7 +66,9 @@ def test_a_run_in_which_a_file_far_exceeds_its_budget_fails(
 ) -> None:
     monkeypatch.setattr(file_budgets, "budgets", lambda: ALLOWED)
     report: Any = file_budgets._Report(SimpleNamespace(getoption=lambda name: None))
-    cost = SimpleNamespace(user_properties=[("cost", (seconds, 1.0))], nodeid="tests/unit/test_a.py::t", when="call")
+    cost = SimpleNamespace(
+        user_properties=[("cost", (seconds, 1.0, seconds))], nodeid="tests/unit/test_a.py::t", when="call"
+    )
     report.pytest_runtest_logreport(cost)
     session = SimpleNamespace(exitstatus=pytest.ExitCode.OK)
     report.pytest_sessionfinish(session)
