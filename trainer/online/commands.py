@@ -55,13 +55,14 @@ def loop(
     from pipelines.collect.commands import echo_line
     from trainer.commands import file_faults
     from trainer.online.settings import OnlineConfig, check_loop, read_config
-    from trainer.online.start import run_loop
 
     config, name = read_config(config_file, parse_typed_pairs(pairs, OnlineConfig)), run_id or out.resolve().name
     hide_progress_bars()
     # The lake comes last: a refused command leaves no lake behind.
     config.request_rollouts(name)
     check_loop(config, ranks=1 if ranks is None else ranks)
+    from trainer.online.start import run_loop  # after the checks: it loads torch and transformers, which takes seconds
+
     with file_faults():
         lk = lake.open(lake_uri, create=True)
         collecting = lake.open(lake_uri)
