@@ -354,7 +354,7 @@ def _tell_arms(environment: EnvironmentReport) -> str:
             (
                 BY_NAME[arm].label,
                 f"{runs[0].task.learning_rate:g}",
-                f"{fmean(values):.1f}",
+                f"{100 * fmean(run.success for run in runs):.1f}",
                 f"{stdev(values):.1f}" if len(values) > 1 else "",
                 " ".join(f"{value:.1f}" for value in values),
                 f"{fmean(100 * (run.success - starts[run.task.seed]) for run in runs):+.1f}",
