@@ -14,8 +14,16 @@ from benchmarks.learning.arms import BY_NAME, COMPARED, START
 from benchmarks.learning.beforehand import Forecast, read_forecasts, write_forecasts
 from benchmarks.learning.results import LANGUAGE, Result, Results, Task
 from benchmarks.learning.settings import GATE, TUNING_SEEDS, Environment, StudyPlan
-from benchmarks.learning.study import choose_rate, gains_over_start, gate_tasks, passes_gate, start_tasks, tuning_tasks
-from benchmarks.learning.study import compared_tasks as list_compared_tasks
+from benchmarks.learning.study import (
+    added_tasks,
+    choose_rate,
+    compared_tasks,
+    gains_over_start,
+    gate_tasks,
+    passes_gate,
+    start_tasks,
+    tuning_tasks,
+)
 
 LEAST_SEEDS = 5
 """Fewer are not tested."""
@@ -44,6 +52,8 @@ class EnvironmentReport(BaseModel):
     passes_gate: bool | None
     """None while the tuning seeds are under way."""
     compared: list[Result]
+    added: list[Result] = []
+    """Runs at rates that were added after the comparison."""
     forecasts: list[Forecast] = []
     """Diagnostics of the start weights' rollouts, before any training."""
 
@@ -56,7 +66,7 @@ class EnvironmentReport(BaseModel):
     @property
     def runs(self) -> list[Result]:
         """All runs."""
-        return [*self.starts, *self.tuning, *self.compared]
+        return [*self.starts, *self.tuning, *self.compared, *self.added]
 
     def list_results(self, arm: str) -> list[Result]:
         """Return an arm's runs of the whole seeds, in order."""
@@ -153,7 +163,8 @@ def collect_report(out: Path, plan: StudyPlan, environments: Sequence[Environmen
                 rates={arm: choose_rate(plan, environment, arm, results) for arm in plan.arms} if is_tuned else {},
                 gains=gains_over_start(plan, environment, results) if is_through else {},
                 passes_gate=is_compared if is_through else None,
-                compared=list_ended(list_compared_tasks(plan, environment, results)) if is_compared else [],
+                compared=list_ended(compared_tasks(plan, environment, results)) if is_compared else [],
+                added=list_ended(added_tasks(plan, environment)),
                 forecasts=read_forecasts(out, environment.name),
             )
         )
@@ -321,7 +332,7 @@ def _tell_forecasts(environment: EnvironmentReport) -> str:
 
 
 def _tell_tuning(environment: EnvironmentReport) -> str:
-    first = [run for run in environment.tuning if run.task.seed == TUNING_SEEDS[0]]
+    first = [run for run in (*environment.tuning, *environment.added) if run.task.seed == TUNING_SEEDS[0]]
     rates = sorted({run.task.learning_rate for run in first})
     success = {(run.task.arm, run.task.learning_rate): f"{100 * run.success:.1f}" for run in first}
     if not first:
@@ -339,7 +350,9 @@ def _tell_tuning(environment: EnvironmentReport) -> str:
         for arm in environment.arms
     ]
     note = "Success in % on worlds of the split `dev`, by learning rate, on the first tuning seed"
-    return f"{note}:\n\n{table(('arm', *(f'{rate:g}' for rate in rates)), rows)}"
+    added = {run.task.learning_rate for run in environment.added}
+    head = ("arm", *(f"{rate:g}, added afterwards" if rate in added else f"{rate:g}" for rate in rates))
+    return f"{note}:\n\n{table(head, rows)}"
 
 
 def _tell_arms(environment: EnvironmentReport) -> str:

@@ -121,6 +121,8 @@ class StudyPlan(_Frozen):
     arms: tuple[str, ...] = tuple(arm.name for arm in ARMS)
     rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
     """Learning rates that are tried for each arm."""
+    added_rates: dict[str, tuple[float, ...]] = {"taxi": (1e-4,), "door-key": (1e-4,)}
+    """By environment: rates that were tried after the comparison. They are shown, and choose nothing."""
     seeds: int = Field(10, ge=1, le=20)
     """Paired seeds that are compared."""
     gate: float = GATE
@@ -131,6 +133,7 @@ class StudyPlan(_Frozen):
 SMALL = StudyPlan(
     arms=("grpo", "gigpo", "gae", "bc-exp"),
     rates=(1e-3,),
+    added_rates={},
     seeds=2,
     gate=-1.0,
     changes={

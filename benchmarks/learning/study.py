@@ -54,6 +54,7 @@ def stages(plan: StudyPlan, environment: Environment, results: Results) -> Itera
     if passes_gate(plan, environment, results):
         yield start_tasks(plan, environment, range(plan.seeds), "test")
         yield compared_tasks(plan, environment, results)
+        yield added_tasks(plan, environment)
 
 
 def start_tasks(plan: StudyPlan, environment: Environment, seeds: Sequence[int], split: str) -> list[Task]:
@@ -63,7 +64,16 @@ def start_tasks(plan: StudyPlan, environment: Environment, seeds: Sequence[int],
 
 def tuning_tasks(plan: StudyPlan, environment: Environment) -> list[Task]:
     """Return every arm with every learning rate, on the first tuning seed and the split `dev`."""
-    return [_task(plan, environment, arm, TUNING_SEEDS[0], rate, "dev") for rate in plan.rates for arm in plan.arms]
+    return _tasks_at(plan, environment, plan.rates)
+
+
+def added_tasks(plan: StudyPlan, environment: Environment) -> list[Task]:
+    """Return the runs at the rates that were added after the comparison: no choice depends on them."""
+    return _tasks_at(plan, environment, plan.added_rates.get(environment.name, ()))
+
+
+def _tasks_at(plan: StudyPlan, environment: Environment, rates: Sequence[float]) -> list[Task]:
+    return [_task(plan, environment, arm, TUNING_SEEDS[0], rate, "dev") for rate in rates for arm in plan.arms]
 
 
 def choose_rate(plan: StudyPlan, environment: Environment, arm: str, results: Results) -> float:
