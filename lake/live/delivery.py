@@ -409,14 +409,14 @@ class Delivery:
         """Deliver now."""
         self._wakeup.notify()
 
-    def flush(self, timeout: float | None = None) -> bool:
-        """Deliver the finished episodes of the spool, and return whether that succeeded within `timeout` seconds."""
+    def flush(self, timeout: float | None = None) -> bool | None:
+        """Deliver the finished episodes of the spool; return whether that succeeded, None after `timeout` seconds."""
         with self._turn:
             self._requested += 1
             request = self._requested
             self._wakeup.notify()
             self._turn.wait_for(lambda: self._completed >= request or not self._thread.is_alive(), timeout)
-            return self._completed >= request and self.counts.problem is None
+            return self.counts.problem is None if self._completed >= request else None
 
     def close(self, timeout: float = CLOSING_SECONDS) -> bool:
         """Deliver the finished episodes and stop; return whether the spool of this process is empty.

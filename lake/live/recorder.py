@@ -252,7 +252,7 @@ class Recorder:
         """Deliver the finished episodes now; return whether all are in the lake or `rejects` in `timeout` seconds."""
         limit = TimeLimit(timeout)
         is_synced = self._sink.spool.sync(limit.remaining)
-        return self._delivery is not None and self._delivery.flush(limit.remaining) and is_synced
+        return self._delivery is not None and bool(self._delivery.flush(limit.remaining)) and is_synced
 
     def close(self, timeout: float = CLOSING_SECONDS) -> bool:
         """Deliver the finished episodes and stop within `timeout` seconds; return whether the spool is empty.

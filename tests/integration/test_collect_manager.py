@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -880,6 +881,47 @@ def test_a_third_ctrl_c_ends_a_process_whose_environment_blocks(tmp_path: Path) 
             process.send_signal(signal.SIGINT)
             heard.append(next(line for line in process.stderr if fragment in line))
         assert process.wait(600) == 128 + signal.SIGINT, heard
+
+
+STOPPED = """
+import sys, time
+from lake.lake import Lake
+from pipelines.collect.manager.spool import RolloutSpool
+from testkit.copies import empty_lake
+from testkit.lakes import rollout
+from lake.live.frames import BeginFrame, EndFrame, StepFrame
+
+lk = empty_lake(sys.argv[1] + "/lake")
+append = Lake.append
+
+def announced(*args, **options):
+    print("appending", flush=True)
+    time.sleep(0.3)
+    return append(*args, **options)
+
+Lake.append = announced
+with RolloutSpool(lk, "r") as store:
+    record = rollout("t", 0, 1.0, num_steps=1)
+    record.run_id = "r"
+    step, record.steps = record.steps[0], []
+    store.append(bytes(16), 0, BeginFrame(episode=record))
+    store.append(bytes(16), 1, StepFrame(index=0, step=step))
+    store.append(bytes(16), 2, EndFrame(status="finished"))
+    store.flush(turns=2)
+print(lk.sql("SELECT count(*) FROM episodes").item())
+"""
+
+
+def test_a_process_that_is_stopped_while_it_delivers_goes_on(tmp_path: Path) -> None:
+    """Stopped for longer than a delivery may take, as by Ctrl-Z or by a cluster that suspends a job."""
+    child = environment(TRAJLAKE_SPOOL=str(tmp_path / "spool"))
+    with subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path)], stdout=subprocess.PIPE, env=child) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"appending\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read() == b"1\n"
 
 
 def test_two_processes_cannot_collect_one_run(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from lake.live.delivery import Delivery, DeliveryCounts, EpisodeLog, adopt_spool
 from lake.live.frames import BeginFrame, EndFrame, Frame, LostFrame, StepFrame, assemble_episode, encode, new_key
 from lake.live.owners import get_owner, spool_root
 from lake.live.sink import format_exception
-from lake.live.spool import GroupSync, Spool, TimeLimit
+from lake.live.spool import GroupSync, Spool
 from lake.records import EpisodeRecord, StepRecord
 from lake.storage.locks import try_lock_file
 from pipelines.collect.manager.rounds import OpenRollout
@@ -69,6 +69,7 @@ class FolderLock:
 MAX_BYTES = 2 << 30
 """Size of a spool above which no further rollout starts until the lake has taken some."""
 _LOOK_SECONDS = 0.05
+_TURN_SECONDS = 1.0
 _COPYING_SECONDS = 120.0
 _log = logging.getLogger("trajlake")
 
@@ -143,15 +144,15 @@ class RolloutSpool:
         """Rounds of unfinished rollouts of dead processes."""
         return {rollout.slot.group.number for rollout in self.opened}
 
-    def flush(self, timeout: float = 60.0) -> None:
+    def flush(self, turns: int = 60) -> None:
         """Deliver all ended episodes to the lake. Raises LakeAccessError: the lake or the disk refuses them."""
-        limit = TimeLimit(timeout)
-        if not self._spool.sync(limit.remaining, unless_refused=self.is_leaving):
+        # Many short waits: a process that is stopped meanwhile (Ctrl-Z, a suspended job) loses one of them.
+        if not any(self._spool.sync(_TURN_SECONDS, unless_refused=self.is_leaving) for _ in range(turns)):
             raise LakeAccessError(
                 f"{self._spool.folder} cannot be written: {self.problem or 'the disk is too slow'}; ended rollouts "
                 "that are not on disk are played again: free disk space and rerun the same command"
             )
-        if not self._delivery.flush(limit.remaining):
+        if not next((done for _ in range(turns) if (done := self._delivery.flush(_TURN_SECONDS)) is not None), False):
             raise LakeAccessError(
                 f"the lake does not accept ended rollouts: {self.problem or 'it is too slow'}; no data is lost: it is "
                 f"in {self._spool.folder}; rerun the same command to resume"
@@ -160,8 +161,7 @@ class RolloutSpool:
     def close(self) -> None:
         """Deliver ended episodes and release the lock; unfinished ones stay for the next process."""
         self._spool.sync(10.0)
-        is_all = self._delivery.close()
-        self._spool.close(remove=is_all)
+        self._spool.close(remove=self._delivery.close())
         self._lock.release()
 
     def append(self, key: bytes, number: int, frame: Frame) -> None:
@@ -183,7 +183,7 @@ class RolloutSpool:
         await self._group.wait()
 
     def _sync(self) -> bool:
-        while not (is_synced := self._spool.sync(1.0)) and not self.is_leaving:
+        while not (is_synced := self._spool.sync(_TURN_SECONDS)) and not self.is_leaving:
             pass
         return is_synced
 
