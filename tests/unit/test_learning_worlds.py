@@ -3,14 +3,26 @@
 import random
 import subprocess
 import sys
+from functools import cache
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
-from benchmarks.learning.worlds import PUZZLES, NoisyScript, PuzzleGame, Rooms, SlipperyLake, draw_start, hash_start
+from benchmarks.learning.worlds import (
+    PUZZLES,
+    NoisyScript,
+    PuzzleGame,
+    Rooms,
+    SlipperyLake,
+    draw_start,
+    hash_start,
+)
 from pipelines.collect.environments.loading import load_environment
 
 NAMES = sorted(PUZZLES)
+PAGE = Path(__file__).parents[2] / "docs" / "learning.md"
 
 
 def test_taxi_follows_the_package_in_every_state() -> None:
@@ -110,6 +122,20 @@ def test_the_script_without_noise_reaches_the_goal_in_half_the_horizon(name: str
             answer, count = game.step(script.act()), count + 1
         assert answer.reward == 1.0
         assert game.puzzle.optimum[0] <= count <= min(game.puzzle.optimum[1], game.puzzle.horizon // 2 + 2)
+
+
+def test_who_knows_the_map_of_slippery_ice_wins_as_often_as_the_page_says() -> None:
+    puzzle = PUZZLES["slippery-lake"]
+
+    @cache
+    def best_chance(state: Any, left: int) -> float:
+        if puzzle.is_won(state) or puzzle.is_lost(state) or not left:
+            return float(puzzle.is_won(state))
+        outcomes = [puzzle.outcomes(state, action) for action in puzzle.actions]
+        return max(sum(share * best_chance(after, left - 1) for share, after in each) for each in outcomes)
+
+    chances = [best_chance(draw_start(puzzle.name, seed, "test"), puzzle.horizon) for seed in range(200)]
+    assert f"the best player solves {100 * fmean(chances):.1f} % of `test`" in " ".join(PAGE.read_text().split())
 
 
 def test_what_is_no_action_costs_a_step_and_changes_nothing() -> None:
