@@ -198,7 +198,7 @@ def _tell_progress(report: Report) -> str:
         for environment in report.environments
     ]
     head = ("environment", "tuning runs", "compared runs", "whole seeds", "tokens", "processor hours")
-    return "Runs so far:\n\n" + table(head, rows)
+    return "Runs:\n\n" + table(head, rows)
 
 
 def _tell_gate(report: Report) -> str:
