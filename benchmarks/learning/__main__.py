@@ -4,11 +4,11 @@
     python -m benchmarks.learning --out build/learning --environment taxi --arm gigpo --seed 3 --rate 1e-3
     python -m benchmarks.learning --out build/learning --report docs/learning.md
 
-A study that was stopped resumes. `--arm` repeats one run and prints its result; `--change` sets a field of the regime,
-as the pilots did. `--report` puts the tables between the markers of a Markdown page, and every run into a JSON file
-beside it. `--restore docs/learning.md` takes the runs of that file, so that the study resumes
-on another machine. `--small` proves in minutes that everything works together. It needs the packages gymnasium and
-minigrid.
+The study takes 14 processor hours; one that was stopped resumes. `--arm` repeats one run, stores its result in
+OUT/pilots and prints it; `--change` changes sizes, as the pilots did. `--report` puts the tables between the markers of
+a Markdown page, and every run into a JSON file beside it. `--restore docs/learning.md` takes the runs of that file, and
+the study resumes from there. `--small` proves in minutes that everything works together. It needs the packages
+gymnasium and minigrid.
 """
 
 import argparse
@@ -26,21 +26,35 @@ from benchmarks.learning.settings import ENVIRONMENTS, SMALL, StudyPlan
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--environment", choices=tuple(ENVIRONMENTS), action="append")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--report", type=Path)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the study: results, start weights, runs")
+    parser.add_argument(
+        "--environment",
+        choices=tuple(ENVIRONMENTS),
+        action="append",
+        help="environment, repeatable (the four of the study)",
+    )
+    parser.add_argument("--processes", type=int, default=1, help="number of runs at a time (1)")
+    parser.add_argument("--small", action="store_true", help="a study of minutes, whose figures mean nothing")
+    parser.add_argument("--report", type=Path, help="page that gets the tables, and nothing is run")
     parser.add_argument("--restore", type=Path, help="page whose JSON file holds runs that have ended")
-    parser.add_argument("--arm", choices=(START, *BY_NAME), help="run this arm alone, on one environment")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=0.0, help="learning rate of --arm")
-    parser.add_argument("--split", choices=("dev", "test"), default="test")
-    parser.add_argument("--change", default="{}", help="fields of the regime, a JSON object")
+    parser.add_argument("--arm", choices=(START, *BY_NAME), help="the only arm that is run, on one environment")
+    parser.add_argument("--seed", type=int, default=0, help="seed of --arm (0)")
+    parser.add_argument("--rate", type=float, help="learning rate of --arm")
+    parser.add_argument("--split", choices=("dev", "test"), default="test", help="worlds that measure --arm (test)")
+    parser.add_argument(
+        "--change", default="{}", help="""fields of settings.Regime for --arm, as JSON: '{"groups": 8}'"""
+    )
     arguments = parser.parse_args()
     if arguments.arm is not None and len(arguments.environment or ()) != 1:
         parser.error("--arm needs one --environment")
+    if arguments.arm not in (None, START) and arguments.rate is None:
+        parser.error("--arm needs --rate, its learning rate, such as 3e-4")
+    for page in (arguments.report, arguments.restore):
+        if page is not None and not page.exists():
+            parser.error(f"{page} does not exist")
     plan = SMALL if arguments.small else StudyPlan()
     environments = [ENVIRONMENTS[name] for name in arguments.environment or plan.environments]
     if arguments.restore is not None:
@@ -63,7 +77,7 @@ def main() -> None:
         environment=environments[0].name,
         arm=arguments.arm,
         seed=arguments.seed,
-        learning_rate=arguments.rate,
+        learning_rate=arguments.rate or 0.0,
         split=arguments.split,
         changes=plan.changes | json.loads(arguments.change),
     )

@@ -375,9 +375,12 @@ def _tell_arms(environment: EnvironmentReport) -> str:
                 f"{fmean(run.tokens for run in runs):,.0f}",
                 f"{fmean(run.optimizer_steps for run in runs):.0f}",
                 f"{fmean(fmean(each.live_groups for each in run.rounds) for run in runs):.1f}",
+                f"{fmean(entropies):.2f}"
+                if (entropies := [run.last_entropy for run in runs if run.last_entropy])
+                else "",
             )
         )
-    costs = ("tokens", "updates", "live groups a round")
+    costs = ("tokens", "updates", "live groups a round", "last entropy, nats")
     head = ("arm", "learning rate", "success, %", "sd", "by seed", "minus start", "area, %", *costs)
     return f"All arms over {len(environment.whole_seeds)} whole seeds (means):\n\n{table(head, rows)}"
 

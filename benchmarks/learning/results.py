@@ -79,6 +79,11 @@ class Result(BaseModel):
         """Return the success of the collected rollouts, averaged over the collected tokens."""
         return sum(each.tokens * each.success for each in self.rounds) / self.tokens
 
+    @property
+    def last_entropy(self) -> float | None:
+        """Return the policy's entropy at the first update of the last round that had one; None if no round has it."""
+        return next((each.entropy for each in reversed(self.rounds) if each.entropy is not None), None)
+
     def average_success(self, rounds: int) -> float:
         """Return the success of the collected rollouts, averaged over the first rounds."""
         return sum(each.success for each in self.rounds[:rounds]) / rounds
