@@ -25,11 +25,10 @@ TRACES = "traces"
 _ENDING = ("status", "terminated", "stop_reason", "env_return", "final_observation", "completion_tokens")
 
 
-def player_options(environment: Environment, split: Split) -> PlayerOptions:
-    """Return the options of a model in this process, sampled at temperature 1; an action is one token and its end."""
-    return PlayerOptions.model_validate(
-        {"env": environment.env, "env_args": {"split": split}, "sampling": {"max_tokens": 4}}
-    )
+def player_options(environment: Environment, split: Split, temperature: float = 1.0) -> PlayerOptions:
+    """Return the options of a model in this process; an action is one token and its end."""
+    sampling = {"max_tokens": 4, "temperature": temperature}
+    return PlayerOptions.model_validate({"env": environment.env, "env_args": {"split": split}, "sampling": sampling})
 
 
 def record_traces(lk: Lake, environment: Environment, regime: Regime, seed: int) -> None:
@@ -76,6 +75,7 @@ def play(
     worlds: int,
     siblings: int,
     seed: int,
+    temperature: float = 1.0,
 ) -> None:
     """Make sure that a run of one round is in the lake.
 
@@ -88,8 +88,9 @@ def play(
         worlds: number of seeds.
         siblings: rollouts of each.
         seed: seed of the samples.
+        temperature: temperature of the samples.
     """
-    options = player_options(environment, split)
+    options = player_options(environment, split, temperature)
     make_deterministic(TrainConfig(model=str(model), loss=SFT(), seed=seed, threads=1))
     run_settings = RunSettings(run=run, groups=worlds, group_size=siblings, seed=seed)
     collection = Collection(

@@ -21,6 +21,7 @@ from benchmarks.learning.study import (
     gains_over_start,
     gate_tasks,
     passes_gate,
+    repeated_tasks,
     start_tasks,
     tuning_tasks,
 )
@@ -54,6 +55,8 @@ class EnvironmentReport(BaseModel):
     compared: list[Result]
     added: list[Result] = []
     """Runs at rates that were added after the comparison."""
+    repeated: list[Result] = []
+    """Compared runs and their starts, run again and also measured cold."""
     forecasts: list[Forecast] = []
     """Diagnostics of the start weights' rollouts, before any training."""
 
@@ -66,7 +69,7 @@ class EnvironmentReport(BaseModel):
     @property
     def runs(self) -> list[Result]:
         """All runs."""
-        return [*self.starts, *self.tuning, *self.compared, *self.added]
+        return [*self.starts, *self.tuning, *self.compared, *self.added, *self.repeated]
 
     def list_results(self, arm: str) -> list[Result]:
         """Return an arm's runs of the whole seeds, in order."""
@@ -165,6 +168,7 @@ def collect_report(out: Path, plan: StudyPlan, environments: Sequence[Environmen
                 passes_gate=is_compared if is_through else None,
                 compared=list_ended(compared_tasks(plan, environment, results)) if is_compared else [],
                 added=list_ended(added_tasks(plan, environment)),
+                repeated=list_ended(repeated_tasks(plan, environment, results)) if is_compared else [],
                 forecasts=read_forecasts(out, environment.name),
             )
         )
@@ -176,7 +180,7 @@ def build_tables(report: Report) -> str:
     overviews = (_tell_progress, _tell_gate, _tell_successes, _tell_verdicts, _tell_prediction)
     sections = [tell(report) for tell in overviews]
     for environment in report.environments:
-        tellers = (_tell_forecasts, _tell_tuning, _tell_arms, _tell_differences, _tell_curve)
+        tellers = (_tell_forecasts, _tell_tuning, _tell_arms, _tell_differences, _tell_repeated, _tell_curve)
         tables = [text for tell in tellers if (text := tell(environment))]
         if tables:
             sections += [f"### {environment.label}", *tables]
@@ -415,6 +419,29 @@ def _tell_differences(environment: EnvironmentReport) -> str:
         f"seed {weakest}.\nAll runs have {rounds} rounds, over which the last column takes the mean of success"
     )
     head = ("arm", "success", "without the weakest start", "seeds above, below", "area", f"first {rounds} rounds")
+    return f"{note}:\n\n{table(head, rows)}"
+
+
+def _tell_repeated(environment: EnvironmentReport) -> str:
+    arms = list(dict.fromkeys(run.task.arm for run in environment.repeated))
+    by_arm = {arm: {run.task.seed: run for run in environment.repeated if run.task.arm == arm} for arm in arms}
+    seeds = sorted(set.intersection(*(set(runs) for runs in by_arm.values()))) if arms else []
+    if not seeds:
+        return ""
+    rows = []
+    for arm, runs in by_arm.items():
+        cold = [100 * (runs[seed].cold_successes or 0) / runs[seed].worlds for seed in seeds]
+        rows.append(
+            (
+                "start" if arm == START else BY_NAME[arm].label,
+                f"{100 * fmean(runs[seed].success for seed in seeds):.1f}",
+                f"{fmean(cold):.1f}",
+                " ".join(f"{value:.1f}" for value in cold),
+            )
+        )
+    temperature = environment.repeated[0].task.changes["cold_temperature"]
+    note = f"Run again after the comparison, {len(seeds)} seeds, and measured at temperature 1 and {temperature:g}"
+    head = ("arm", "success, %", "cold success, %", "cold, by seed")
     return f"{note}:\n\n{table(head, rows)}"
 
 

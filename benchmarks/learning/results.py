@@ -58,6 +58,8 @@ class Result(BaseModel):
     successes: int
     """Of the final weights, on worlds that nobody trained on."""
     worlds: int
+    cold_successes: int | None = None
+    """The same at `Regime.cold_temperature`, if the run was measured there."""
     rounds: list[Round] = []
     optimizer_steps: int = 0
     seconds: float = 0.0

@@ -55,11 +55,19 @@ def run_task(out: Path, task: Task, say: Callable[[str], None]) -> Result:
         config = config_of(task, model)
         done = run_loop(lk, lake.open(folder / "lake"), config, folder / "run", task.name, resumes=True, say=say)
         model, updates, rounds = done.model, done.optimizer_steps, rounds_of(lk, task.name)
-    held_out = f"{task.name}-held-out"
-    play(lk, environment, model, held_out, split=task.split, worlds=regime.held_out, siblings=1, seed=task.seed)
+
+    def measure(run: str, temperature: float) -> int:
+        worlds, seed = regime.held_out, task.seed
+        play(
+            lk, environment, model, run, split=task.split, worlds=worlds, siblings=1, seed=seed, temperature=temperature
+        )
+        return count_successes(lk, run)
+
+    cold = regime.cold_temperature
     return Result(
         task=task,
-        successes=count_successes(lk, held_out),
+        successes=measure(f"{task.name}-held-out", 1.0),
+        cold_successes=None if cold is None else measure(f"{task.name}-cold", cold),
         worlds=regime.held_out,
         rounds=rounds,
         optimizer_steps=updates,

@@ -46,6 +46,8 @@ class Regime(_Frozen):
     """Budget of a run: collected tokens, prompts and answers; the round that reaches it is its last."""
     held_out: int = Field(200, ge=1)
     """Rollouts of the final weights on worlds of another split, one rollout each."""
+    cold_temperature: float | None = Field(None, gt=0)
+    """Temperature at which the final weights also play these worlds; None: they do not."""
 
     def training(self, model: str, learning_rate: float, seed: int, arm: Arm) -> TrainConfig:
         """Return the updates of a run.
@@ -125,6 +127,9 @@ class StudyPlan(_Frozen):
     """By environment: rates that were tried after the comparison. They are shown, and choose nothing."""
     seeds: int = Field(10, ge=1, le=20)
     """Paired seeds that are compared."""
+    repeated: dict[str, tuple[str, ...]] = {"taxi": ("gigpo", "rloo")}
+    """By environment: arms that are run again on all seeds and also measured cold. They are shown, and test nothing."""
+    cold_temperature: float = 0.01
     gate: float = GATE
     changes: dict[str, Any] = {}
     """Fields of the regime, for all runs."""
@@ -134,6 +139,7 @@ SMALL = StudyPlan(
     arms=("grpo", "gigpo", "gae", "bc-exp"),
     rates=(1e-3,),
     added_rates={},
+    repeated={},
     seeds=2,
     gate=-1.0,
     changes={

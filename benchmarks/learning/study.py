@@ -55,6 +55,7 @@ def stages(plan: StudyPlan, environment: Environment, results: Results) -> Itera
         yield start_tasks(plan, environment, range(plan.seeds), "test")
         yield compared_tasks(plan, environment, results)
         yield added_tasks(plan, environment)
+        yield repeated_tasks(plan, environment, results)
 
 
 def start_tasks(plan: StudyPlan, environment: Environment, seeds: Sequence[int], split: str) -> list[Task]:
@@ -70,6 +71,14 @@ def tuning_tasks(plan: StudyPlan, environment: Environment) -> list[Task]:
 def added_tasks(plan: StudyPlan, environment: Environment) -> list[Task]:
     """Return the runs at the rates that were added after the comparison: no choice depends on them."""
     return _tasks_at(plan, environment, plan.added_rates.get(environment.name, ()))
+
+
+def repeated_tasks(plan: StudyPlan, environment: Environment, results: Results) -> list[Task]:
+    """Return the compared runs that are run again, with their starts, and also measured at the cold temperature."""
+    changes = {**plan.changes, "cold_temperature": plan.cold_temperature}
+    arms = plan.repeated.get(environment.name, ())
+    tasks = start_tasks(plan, environment, range(plan.seeds), "test") + compared_tasks(plan, environment, results)
+    return [task.model_copy(update={"changes": changes}) for task in tasks if arms and task.arm in (START, *arms)]
 
 
 def _tasks_at(plan: StudyPlan, environment: Environment, rates: Sequence[float]) -> list[Task]:

@@ -48,7 +48,9 @@ def end(task: Task, gain: int = 50) -> Result:
         better = 5 * (task.learning_rate == BEST.get(task.arm) or task.arm == "rloo")
     gained = 0 if task.arm == START else gain
     rounds = [] if task.arm == START else ROUNDS
-    return Result(task=task, successes=100 + task.seed % 8 + better + gained, worlds=200, rounds=rounds)
+    cold = 180 if "cold_temperature" in task.changes else None
+    successes = 100 + task.seed % 8 + better + gained
+    return Result(task=task, successes=successes, worlds=200, cold_successes=cold, rounds=rounds)
 
 
 def run_all(folder: Path, stop: int | None = None, gain: int = 50) -> Results:
@@ -66,7 +68,10 @@ def test_rates_are_chosen_on_another_seed_and_another_split_the_smaller_on_ties(
     assert {(task.arm, task.learning_rate) for task in tasks} == set(BEST.items())
     assert {task.split for task in tasks} == {"test"}
     assert not {task.seed for task in tasks} & set(TUNING_SEEDS)
-    first, tuning, gate, starts, _, added = stages(PLAN, TAXI, results)
+    first, tuning, gate, starts, compared, added, repeated = stages(PLAN, TAXI, results)
+    assert {task.name for task in repeated} == {
+        f"{task.name}-cold_temperature=0.01" for task in (*starts, *compared) if task.arm in (START, "gigpo", "rloo")
+    }
     assert {(task.seed, task.split) for task in tuning} == {(TUNING_SEEDS[0], "dev")}
     assert {(task.seed, task.split, task.learning_rate == BEST[task.arm]) for task in gate} == {
         (seed, "dev", True) for seed in TUNING_SEEDS
@@ -76,6 +81,8 @@ def test_rates_are_chosen_on_another_seed_and_another_split_the_smaller_on_ties(
     assert {(task.seed, task.split, task.learning_rate) for task in added} == {(TUNING_SEEDS[0], "dev", 1e-4)}
     assert {results.read_ended(task).successes for task in added} == {200}
     assert "| arm | 0.0001, added afterwards | 0.0003 |" in build_tables(collect_report(tmp_path, PLAN, [TAXI]))
+    cold = "90.0 " * PLAN.seeds
+    assert f"| start | 51.8 | 90.0 | {cold}|" in build_tables(collect_report(tmp_path, PLAN, [TAXI]))
     assert [(task.seed, task.arm) for task in starts] == [(seed, START) for seed in range(PLAN.seeds)]
 
 
