@@ -6,8 +6,8 @@
 
 The study takes 14 processor hours; one that was stopped resumes. `--arm` repeats one run, stores its result in
 OUT/pilots and prints it; `--change` changes sizes, as the pilots did. `--report` puts the tables between the markers of
-a Markdown page, and every run into a JSON file beside it. `--restore docs/learning.md` takes the runs of that file, and
-the study resumes from there. `--small` proves in minutes that everything works together. It needs the packages
+a Markdown page, and every run into a JSON file beside it. `--restore docs/learning.md` reads that file, and the study
+resumes from its runs. `--small` proves in minutes that everything works together. It needs the packages
 gymnasium and minigrid.
 """
 

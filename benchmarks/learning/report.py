@@ -367,6 +367,7 @@ def _tell_arms(environment: EnvironmentReport) -> str:
     for arm in environment.arms:
         runs = environment.list_results(arm)
         values = [100 * run.success for run in runs]
+        entropies = [run.last_entropy for run in runs if run.last_entropy is not None]
         rows.append(
             (
                 BY_NAME[arm].label,
@@ -379,9 +380,7 @@ def _tell_arms(environment: EnvironmentReport) -> str:
                 f"{fmean(run.tokens for run in runs):,.0f}",
                 f"{fmean(run.optimizer_steps for run in runs):.0f}",
                 f"{fmean(fmean(each.live_groups for each in run.rounds) for run in runs):.1f}",
-                f"{fmean(entropies):.2f}"
-                if (entropies := [run.last_entropy for run in runs if run.last_entropy])
-                else "",
+                f"{fmean(entropies):.2f}" if entropies else "",
             )
         )
     costs = ("tokens", "updates", "live groups a round", "last entropy, nats")
@@ -430,7 +429,7 @@ def _tell_repeated(environment: EnvironmentReport) -> str:
         return ""
     rows = []
     for arm, runs in by_arm.items():
-        cold = [100 * (runs[seed].cold_successes or 0) / runs[seed].worlds for seed in seeds]
+        cold = [100 * runs[seed].cold_success for seed in seeds]
         rows.append(
             (
                 "start" if arm == START else BY_NAME[arm].label,

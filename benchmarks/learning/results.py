@@ -77,6 +77,13 @@ class Result(BaseModel):
         return self.successes / self.worlds
 
     @property
+    def cold_success(self) -> float:
+        """Return the success at `Regime.cold_temperature`. Raises ValueError: the run was not measured there."""
+        if self.cold_successes is None:
+            raise ValueError(f"run {self.task.name} was not measured at a cold temperature")
+        return self.cold_successes / self.worlds
+
+    @property
     def area(self) -> float:
         """Return the success of the collected rollouts, averaged over the collected tokens."""
         return sum(each.tokens * each.success for each in self.rounds) / self.tokens

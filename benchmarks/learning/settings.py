@@ -130,6 +130,7 @@ class StudyPlan(_Frozen):
     repeated: dict[str, tuple[str, ...]] = {"taxi": ("gigpo", "rloo")}
     """By environment: arms that are run again on all seeds and also measured cold. They are shown, and test nothing."""
     cold_temperature: float = 0.01
+    """Temperature of the second measure of those runs."""
     gate: float = GATE
     changes: dict[str, Any] = {}
     """Fields of the regime, for all runs."""

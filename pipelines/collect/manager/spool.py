@@ -146,7 +146,7 @@ class RolloutSpool:
 
     def flush(self, turns: int = 60) -> None:
         """Deliver all ended episodes to the lake. Raises LakeAccessError: the lake or the disk refuses them."""
-        # Many short waits: a process that is stopped meanwhile (Ctrl-Z, a suspended job) loses one of them.
+        # Many short waits: a stop of this process (Ctrl-Z, a suspended job) costs one of them.
         if not any(self._spool.sync(_TURN_SECONDS, unless_refused=self.is_leaving) for _ in range(turns)):
             raise LakeAccessError(
                 f"{self._spool.folder} cannot be written: {self.problem or 'the disk is too slow'}; ended rollouts "
