@@ -14,15 +14,15 @@ stores. A resumed run therefore stops where an uninterrupted one does.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch  # noqa: TID253 - a script that does nothing without it
 
+from lake.judgements.credit import Credit
 from lake.read.snapshot import Snapshot
 from trainer.config import AlarmConfig, TrainConfig, ValidationConfig
-from trainer.data.selection import TrainingSelection
 from trainer.data.stream import Stream
 from trainer.losses import Needs
 from trainer.policy.model import PackedPolicy
@@ -41,6 +41,8 @@ _LOW = 0.1
 """Nats below which an entropy has no multiple: it is noise of a nearly deterministic policy."""
 _PATIENCE = 8
 """Updates, without the first of each plan, after which a policy that did not move is reported."""
+_DATA_ALARMS = frozenset({"dead_groups", "shared_anchors"})
+"""Alarms about the data of an update, and not about the update."""
 
 
 @dataclass(slots=True)
@@ -48,9 +50,9 @@ class Alarms:
     """Alarms that are active, from update to update: signs that usually precede a failed run.
 
     Signs in an update: the policy's entropy collapses, or rises again; few tokens dominate the weights or ratios (low
-    effective sample size); the policy jumps away from the rollouts, or does not move. Signs in the data, checked once:
-    most groups have no signal, few steps share their anchor state with a sibling. An alarm is reported when it starts,
-    and again only after the figure has recovered. Every update's row counts the active alarms.
+    effective sample size); the policy jumps away from the rollouts, or does not move. Signs in the data, before a run's
+    first update and in each round of a loop: most groups have no signal, few steps share their anchor state. An alarm
+    is reported when it starts, and again only after the figure has recovered. An update's row counts the active ones.
     """
 
     config: AlarmConfig
@@ -91,8 +93,34 @@ class Alarms:
                     f"{name} {value:.3g}, below {floor:g}: a few tokens dominate the update; raise beta, truncate the "
                     "weights, or train on fresher data"
                 )
+        return self._start(alarms, self.active - _DATA_ALARMS)
+
+    def check_data(
+        self, snapshot: Snapshot, credit: Credit | None, dead_groups: int | None, groups: int | None
+    ) -> list[str]:
+        """Check the data of the next updates; return a sentence for each alarm that starts here.
+
+        `credit` is None for losses without advantages, and a number of groups is None if it is unknown.
+        """
+        limit, fewest, alarms = self.config.dead_groups, self.config.shared_anchors, {}
+        if limit is not None and groups and dead_groups is not None and dead_groups / groups > limit:
+            alarms["dead_groups"] = (
+                f"{dead_groups} of {groups} groups are dead (above {limit:.0%}): their siblings all scored the same; "
+                "collect harder or easier tasks, score more finely, or start from weights that solve some of the tasks"
+            )
+        if fewest is not None and credit is not None:
+            shared, steps = snapshot.sql(_SHARED.format(rows=credit.rows)).row(0)
+            if steps and shared / steps < fewest:
+                alarms["shared_anchors"] = (
+                    f"{shared / steps:.1%} of the steps share their anchor state with a sibling (below {fewest:.0%}): "
+                    "step advantages vanish; `trajlake anchors` compares other definitions"
+                )
+        return self._start(alarms, self.active & _DATA_ALARMS)
+
+    def _start(self, alarms: Mapping[str, str], replaced: Set[str]) -> list[str]:
+        """Make `alarms` active instead of `replaced`; return the sentences of those that were not active."""
         started = [sentence for name, sentence in alarms.items() if name not in self.active]
-        self.active = set(alarms)
+        self.active = (self.active - replaced) | set(alarms)
         return started
 
     def _check_ratios(self, outside: float, change: float, index: int) -> dict[str, str]:
@@ -116,26 +144,6 @@ class Alarms:
                 f"{standstill:g}: the policy does not move; raise --lr tenfold"
             )
         return alarms
-
-
-def find_data_alarms(config: AlarmConfig, snapshot: Snapshot, selection: TrainingSelection) -> list[str]:
-    """Return sentences about alarming properties of the data, before the first update."""
-    alarms = []
-    if config.dead_groups is not None and selection.groups and selection.dead_groups is not None:
-        share = selection.dead_groups / selection.groups
-        if share > config.dead_groups:
-            alarms.append(
-                f"{selection.dead_groups} of {selection.groups} groups are dead (above {config.dead_groups:.0%}): "
-                "their siblings all scored the same; collect harder or easier tasks, or score more finely"
-            )
-    if config.shared_anchors is not None and selection.source is not None:
-        shared, steps = snapshot.sql(_SHARED.format(rows=selection.source.rows)).row(0)
-        if steps and shared / steps < config.shared_anchors:
-            alarms.append(
-                f"{shared / steps:.1%} of the steps share their anchor state with a sibling (below "
-                f"{config.shared_anchors:.0%}): step advantages vanish; `trajlake anchors` compares other definitions"
-            )
-    return alarms
 
 
 _PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
@@ -226,12 +234,11 @@ def find_best_step(history: Sequence[Measurement], config: ValidationConfig | No
     return None if winner is None else winner[0]
 
 
-def should_stop(history: Sequence[Measurement], config: ValidationConfig) -> bool:
-    """Return whether `patience` measurements in a row brought no improvement."""
-    if config.patience is None or not history:
-        return False
-    best = find_best_step(history, config)
-    return sum(1 for step, _ in history if best is None or step > best) >= config.patience
+def should_stop(history: Sequence[Measurement], patience: int | None, min_improvement: float) -> bool:
+    """Return whether `patience` measurements in a row brought no improvement; never if it is None."""
+    winner = find_best(history, min_improvement)
+    stale = len(history) if winner is None else sum(step > winner[0] for step, _ in history)
+    return patience is not None and stale >= patience
 
 
 def negative_log_likelihood(backend: "PolicyBackend", snapshot: Snapshot, plan: "Plan", config: "TrainConfig") -> float:

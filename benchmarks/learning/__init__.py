@@ -2,3 +2,20 @@
 
 `python -m benchmarks.learning --out build/learning` from the checkout; docs/learning.md has protocol and results.
 """
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lake.errors import TrajlakeError
+
+
+@contextmanager
+def exit_plainly(program: str) -> Iterator[None]:
+    """End the process with one line, and without a traceback, after a mistake of the user and after Ctrl-C."""
+    try:
+        yield
+    except TrajlakeError as error:
+        sys.exit(f"{program}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"{program}: interrupted; the same command continues")

@@ -16,12 +16,19 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from benchmarks.learning import exit_plainly
 from benchmarks.learning.arms import BY_NAME, START
 from benchmarks.learning.results import Results, Task
-from benchmarks.learning.settings import ENVIRONMENTS, SMALL, StudyPlan
+from benchmarks.learning.settings import ENVIRONMENTS, SMALL, Regime, StudyPlan
+from lake.errors import UsageError
+from lake.settings import validate
+
+_OF_A_RUN = ("seed", "rate", "split", "change")
+"""Options that say which run --arm repeats."""
 
 
 def main() -> None:
@@ -41,20 +48,26 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="page that gets the tables, and nothing is run")
     parser.add_argument("--restore", type=Path, help="page whose JSON file holds runs that have ended")
     parser.add_argument("--arm", choices=(START, *BY_NAME), help="the only arm that is run, on one environment")
-    parser.add_argument("--seed", type=int, default=0, help="seed of --arm (0)")
+    parser.add_argument("--seed", type=int, help="seed of --arm (0)")
     parser.add_argument("--rate", type=float, help="learning rate of --arm")
-    parser.add_argument("--split", choices=("dev", "test"), default="test", help="worlds that measure --arm (test)")
-    parser.add_argument(
-        "--change", default="{}", help="""fields of settings.Regime for --arm, as JSON: '{"groups": 8}'"""
-    )
+    parser.add_argument("--split", choices=("dev", "test"), help="worlds that measure --arm (test)")
+    parser.add_argument("--change", help="""fields of settings.Regime for --arm, as JSON: '{"groups": 8}'""")
     arguments = parser.parse_args()
     if arguments.arm is not None and len(arguments.environment or ()) != 1:
         parser.error("--arm needs one --environment")
+    if arguments.arm is None and any(getattr(arguments, name) is not None for name in _OF_A_RUN):
+        parser.error(f"{', '.join(f'--{name}' for name in _OF_A_RUN)} belong to one run: name its --arm")
     if arguments.arm not in (None, START) and arguments.rate is None:
         parser.error("--arm needs --rate, its learning rate, such as 3e-4")
     for page in (arguments.report, arguments.restore):
         if page is not None and not page.exists():
             parser.error(f"{page} does not exist")
+    with exit_plainly(parser.prog):
+        _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    """Report, run the study, or repeat a run. Raises UsageError: files are damaged, or --change is."""
     plan = SMALL if arguments.small else StudyPlan()
     environments = [ENVIRONMENTS[name] for name in arguments.environment or plan.environments]
     if arguments.restore is not None:
@@ -73,18 +86,25 @@ def main() -> None:
     if arguments.arm is None:
         run_study(arguments.out, plan, environments, processes=arguments.processes, say=_say)
         return
-    task = Task(
-        environment=environments[0].name,
-        arm=arguments.arm,
-        seed=arguments.seed,
-        learning_rate=arguments.rate or 0.0,
-        split=arguments.split,
-        changes=plan.changes | json.loads(arguments.change),
-    )
+    changes = plan.changes | _read_change(arguments.change)
+    validate(Regime, environments[0].changes | changes, "--change: ")
+    run = {"environment": environments[0].name, "arm": arguments.arm, "changes": changes}
+    choice = {"seed": arguments.seed or 0, "learning_rate": arguments.rate or 0.0, "split": arguments.split or "test"}
+    task = validate(Task, run | choice)
     result = run_task(arguments.out, task, _say)
     Results(arguments.out / "pilots").add(result)
     remove_run(arguments.out, task)
     print(result.model_dump_json(indent=1))
+
+
+def _read_change(text: str | None) -> dict[str, Any]:
+    try:
+        change = {} if text is None else json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--change is not JSON: {error}") from error
+    if not isinstance(change, dict):
+        raise UsageError(f"--change is a JSON object, such as '{{\"groups\": 8}}', and not {text}")
+    return change
 
 
 def _say(line: str) -> None:

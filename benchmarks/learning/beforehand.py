@@ -20,6 +20,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 import lake
+from benchmarks.learning import exit_plainly
 from benchmarks.learning.arms import ARMS
 from benchmarks.learning.play import play
 from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, Environment
@@ -142,11 +143,12 @@ def correlate(pairs: pl.DataFrame) -> float:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the study")
     parser.add_argument("--environment", choices=tuple(ENVIRONMENTS), required=True)
     arguments = parser.parse_args()
-    for row in forecast(arguments.out, ENVIRONMENTS[arguments.environment]):
-        print(row.model_dump_json())
+    with exit_plainly(parser.prog):
+        for row in forecast(arguments.out, ENVIRONMENTS[arguments.environment]):
+            print(row.model_dump_json())
 
 
 if __name__ == "__main__":

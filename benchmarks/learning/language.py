@@ -17,6 +17,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lake
+from benchmarks.learning import exit_plainly
 from benchmarks.learning.arms import BY_NAME, START
 from benchmarks.learning.play import TRACES, player_options, record_traces
 from benchmarks.learning.report import restore_results
@@ -136,9 +137,15 @@ def list_tasks(environment: Environment) -> list[Task]:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the study")
     parser.add_argument("--restore", type=Path, help="page whose JSON file holds runs that have ended")
     arguments = parser.parse_args()
+    with exit_plainly(parser.prog):
+        _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    """Restore results, and do the runs that are missing."""
     if arguments.restore is not None:
         print(f"{restore_results(arguments.restore, arguments.out)} runs restored from {arguments.restore}")
     out = arguments.out / LANGUAGE

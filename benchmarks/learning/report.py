@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from benchmarks.ladder.report import BEGIN, END, table
 from benchmarks.ladder.statistics import Verdict, holm, paired
@@ -25,6 +25,9 @@ from benchmarks.learning.study import (
     start_tasks,
     tuning_tasks,
 )
+from lake.errors import UsageError
+from lake.read.text_table import count_noun
+from lake.settings import describe_faults
 
 LEAST_SEEDS = 5
 """Fewer are not tested."""
@@ -86,6 +89,10 @@ class Report(BaseModel):
     language: list[Result] = []
     """Runs of a language model, each with a measure of the start before it."""
 
+    def list_runs(self) -> list[Result]:
+        """Return all runs, of small models first."""
+        return [run for environment in self.environments for run in environment.runs] + self.language
+
 
 def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment], page: Path) -> None:
     """Put the tables into a page, and the runs into a JSON file of the same name.
@@ -97,11 +104,30 @@ def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment]
         page: Markdown with both markers.
 
     Raises:
-        ValueError: the page has no markers.
+        UsageError: the page has no markers, or its JSON file holds runs that the folder lacks.
     """
     report = collect_report(out, plan, environments)
+    if page.with_suffix(".json").exists():
+        names = {run.task.name for run in report.list_runs()}
+        lost = sorted({run.task.name for run in read_report(page).list_runs()} - names)
+        if lost:
+            raise UsageError(
+                f"{page.with_suffix('.json')} holds {count_noun(len(lost), 'run')} that this report would lose, as "
+                f"{lost[0]}: write all environments, and read them first with --restore {page}"
+            )
     page.write_text(replace_tables(page.read_text(), report))
     page.with_suffix(".json").write_text(report.model_dump_json(indent=1) + "\n")
+
+
+def read_report(page: Path) -> Report:
+    """Read the JSON file beside a page. Raises UsageError: it is missing or damaged."""
+    path = page.with_suffix(".json")
+    if not path.exists():
+        raise UsageError(f"{path} is missing: --report writes it beside the page")
+    try:
+        return Report.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise UsageError(f"{path} is damaged: {describe_faults(error)}; restore it") from error
 
 
 def restore_results(page: Path, out: Path) -> int:
@@ -113,8 +139,11 @@ def restore_results(page: Path, out: Path) -> int:
 
     Returns:
         Number of runs that were written.
+
+    Raises:
+        UsageError: the JSON file is missing or damaged.
     """
-    report = Report.model_validate_json(page.with_suffix(".json").read_text())
+    report = read_report(page)
     runs = [run for environment in report.environments for run in environment.runs]
     for environment in report.environments:
         if environment.forecasts:
@@ -131,9 +160,9 @@ def _add_missing(out: Path, runs: Sequence[Result]) -> int:
 
 
 def replace_tables(text: str, report: Report) -> str:
-    """Return a page with its tables. Raises ValueError: it has no markers."""
+    """Return a page with its tables. Raises UsageError: it has no markers."""
     if BEGIN not in text or END not in text.partition(BEGIN)[2]:
-        raise ValueError(f"the page has no room for the tables: put the lines {BEGIN} and {END} into it")
+        raise UsageError(f"the page has no room for the tables: put the lines {BEGIN} and {END} into it")
     head, tail = text.partition(BEGIN)[0], text.partition(BEGIN)[2].partition(END)[2]
     return f"{head}{BEGIN}\n\n{build_tables(report)}\n\n{END}{tail}"
 

@@ -4,7 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lake.errors import UsageError
+from lake.settings import describe_faults
 
 LANGUAGE = "language"
 """Folder in a study's folder: runs of a language model."""
@@ -17,8 +20,8 @@ class Task(BaseModel):
 
     environment: str
     arm: str
-    seed: int
-    learning_rate: float
+    seed: int = Field(ge=0)
+    learning_rate: float = Field(ge=0)
     """0: the start weights as they are."""
     split: Literal["dev", "test"]
     """dev: pilots, learning rates and the gate. test: is compared."""
@@ -98,6 +101,17 @@ class Result(BaseModel):
         return sum(each.success for each in self.rounds[:rounds]) / rounds
 
 
+def read_result(path: Path) -> Result:
+    """Read the outcome of a run. Raises UsageError: the file is damaged, or holds another run."""
+    try:
+        result = Result.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise UsageError(f"{path} is damaged ({describe_faults(error)}); remove it, and the run is repeated") from error
+    if result.task.name != path.stem:
+        raise UsageError(f"{path} holds the run {result.task.name}; remove it, and the run of its name is repeated")
+    return result
+
+
 class Results:
     """The files of a folder."""
 
@@ -107,11 +121,11 @@ class Results:
     def get(self, task: Task) -> Result | None:
         """Return the outcome of a run; None if it has not ended."""
         path = self._folder / f"{task.name}.json"
-        return Result.model_validate_json(path.read_text()) if path.exists() else None
+        return read_result(path) if path.exists() else None
 
     def read_all(self) -> list[Result]:
         """Return the outcomes of all runs that have ended, by name."""
-        return [Result.model_validate_json(path.read_text()) for path in sorted(self._folder.glob("*.json"))]
+        return [read_result(path) for path in sorted(self._folder.glob("*.json"))]
 
     def read_ended(self, task: Task) -> Result:
         """Return the outcome of a run. Raises ValueError: it has not ended."""

@@ -20,29 +20,29 @@ class _Frozen(BaseModel):
 class Regime(_Frozen):
     """Sizes of model, start and updates, as in docs/learning.md. An environment changes some, and a pilot others."""
 
-    layers: int = 2
-    heads: int = 3
+    layers: int = Field(2, ge=1)
+    heads: int = Field(3, ge=1)
     """Of 32 dimensions each: the width of the model is 96."""
-    traces: int = 800
+    traces: int = Field(800, ge=1)
     """Episodes of the noisy script that are cloned."""
     noise: float = Field(0.7, ge=0, le=1)
     """Share of the script's actions that are random."""
-    clone_epochs: int = 4
+    clone_epochs: int = Field(4, ge=1)
     """Passes over the traces."""
-    clone_rate: float = 3e-3
+    clone_rate: float = Field(3e-3, gt=0)
     """Learning rate of cloning."""
-    groups: int = 16
+    groups: int = Field(16, ge=1)
     """Worlds of a round."""
-    group_size: int = 8
+    group_size: int = Field(8, ge=1)
     """Siblings of a world."""
-    minibatches: int = 4
+    minibatches: int = Field(4, ge=1)
     """Updates of a round."""
-    entropy: float = 0.02
+    entropy: float = Field(0.02, ge=0)
     """Coefficient of the entropy bonus."""
     weighs: Literal["tokens", "episodes"] = "tokens"
     """What has equal weight in the mean of a loss."""
     schedule: Literal["constant", "linear"] = "constant"
-    tokens: int = 600_000
+    tokens: int = Field(600_000, ge=1)
     """Budget of a run: collected tokens, prompts and answers; the round that reaches it is its last."""
     held_out: int = Field(200, ge=1)
     """Rollouts of the final weights on worlds of another split, one rollout each."""

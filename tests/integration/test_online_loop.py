@@ -163,15 +163,15 @@ def test_pairs_are_made_by_the_credit_of_their_round(ahead: tuple[Lake, LoopResu
 
 
 @pytest.fixture(scope="module")
-def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, LoopResult]:
+def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, LoopResult, list[str]]:
     """A run whose tokens are used up by its first round, in which every group is dead: siblings say the same."""
-    folder = tmp_path_factory.mktemp("early")
+    folder, lines = tmp_path_factory.mktemp("early"), list[str]()
     alike = {"group_size": 2, "player": {"sampling": {"temperature": 1e-4}}}
     settings = {"tokens": 1, "collect": alike, "evaluation": {"tasks": 1}}
-    return folder, looped(folder, config_of(folder, model, loop=settings))
+    return folder, looped(folder, config_of(folder, model, loop=settings), lines=lines), lines
 
 
-def test_what_ends_a_run_early(early: tuple[Path, LoopResult]) -> None:
+def test_what_ends_a_run_early(early: tuple[Path, LoopResult, list[str]]) -> None:
     """By tokens here; hours and patience are in `test_online_rounds.py`."""
     done = early[1]
     assert (done.stopped_by, done.rounds) == ("tokens", 1)
@@ -191,9 +191,11 @@ def test_hours_and_patience_end_a_run_early(tmp_path: Path, model: Path, setting
     assert (done.stopped_by, done.rounds, max(done.evaluations)) == (reason, 1, 1)
 
 
-def test_a_round_without_signal_trains_nothing(early: tuple[Path, LoopResult], model: Path) -> None:
-    """Weights stay as they are."""
-    folder, done = early
+def test_a_round_without_signal_trains_nothing(early: tuple[Path, LoopResult, list[str]], model: Path) -> None:
+    """Weights stay as they are, and an alarm says why."""
+    folder, done, lines = early
+    (groups,) = lake.open(folder / "lake").sql("SELECT count(DISTINCT group_id) FROM latest_advantages").row(0)
+    assert sum(f"{groups} of {groups} groups are dead" in line for line in lines) == 1
     assert done.optimizer_steps == 0
     assert lake.open(folder / "lake").sql("SELECT * FROM checkpoints").is_empty()
     start, end = (load_file(folder / "model.safetensors") for folder in (model, done.model))

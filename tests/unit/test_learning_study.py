@@ -27,6 +27,7 @@ from benchmarks.learning.results import LANGUAGE, Result, Results, Round, Task
 from benchmarks.learning.runs import rounds_of
 from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, StudyPlan
 from benchmarks.learning.study import compared_tasks, passes_gate, stages, start_tasks
+from lake.errors import UsageError
 from lake.records import TokensRecord
 from testkit.lakes import RUN, build_lake, rollout
 
@@ -128,6 +129,32 @@ def test_a_run_that_ended_is_not_run_again_and_one_that_was_cut_short_is(tmp_pat
     assert results.missing([task]) == [task]
     with pytest.raises(ValueError, match=f"run {task.name} is missing"):
         results.read_ended(task)
+
+
+def test_a_damaged_result_and_one_of_another_run_are_refused_by_name(tmp_path: Path) -> None:
+    results = run_all(tmp_path)
+    task, other = compared_tasks(PLAN, TAXI, results)[:2]
+    file, source = (tmp_path / "results" / f"{each.name}.json" for each in (task, other))
+    for content in (b"", b"{}", b"\xff", source.read_bytes()):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=re.escape(str(file))):
+            results.missing([task])
+
+
+def test_a_report_loses_no_run_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    with pytest.raises(UsageError, match=r"page\.json is missing"):
+        restore_results(page, tmp_path)
+    run_all(tmp_path)
+    write_report(tmp_path, PLAN, [TAXI], page)
+    text, stored = page.read_text(), page.with_suffix(".json").read_text()
+    with pytest.raises(UsageError, match=r"holds .* runs that this report would lose"):
+        write_report(tmp_path / "new", PLAN, [TAXI], page)
+    assert (page.read_text(), page.with_suffix(".json").read_text()) == (text, stored)
+    restore_results(page, tmp_path / "new")
+    write_report(tmp_path / "new", PLAN, [TAXI], page)
+    assert page.with_suffix(".json").read_text() == stored
 
 
 def test_the_lake_of_a_run_is_kept_until_its_result_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +264,7 @@ def test_the_page_is_made_from_the_runs_beside_it() -> None:
     text = PAGE.read_text()
     report = Report.model_validate_json(PAGE.with_suffix(".json").read_text())
     assert replace_tables(text, report) == text
-    with pytest.raises(ValueError, match="has no room for the tables"):
+    with pytest.raises(UsageError, match="has no room for the tables"):
         replace_tables("nothing", report)
     assert replace_tables(f"before\n{BEGIN}\nof last time\n{END}\nafter\n", report).endswith(f"\n\n{END}\nafter\n")
 

@@ -1,14 +1,12 @@
 """Alarms: when they begin, when they are silent, what they say about data."""
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from lake.read.snapshot import Snapshot
 from trainer.config import AlarmConfig
-from trainer.data.selection import TrainingSelection
-from trainer.monitor import Alarms, find_data_alarms
+from trainer.monitor import Alarms
 
 
 def test_an_alarm_is_told_once_until_it_has_recovered() -> None:
@@ -97,15 +95,27 @@ def test_losses_without_entropy_raise_no_alarm() -> None:
     assert Alarms(AlarmConfig()).check({"loss": 1.0}) == []
 
 
+NO_LAKE = cast("Snapshot", None)
+"""Without credit no lake is read."""
+
+
 @pytest.mark.parametrize(("dead", "expected"), [(9, 1), (8, 0), (0, 0)])
-def test_dead_groups_are_told_before_the_first_update(dead: int, expected: int) -> None:
-    selection = cast("TrainingSelection", SimpleNamespace(groups=10, dead_groups=dead, source=None))
-    nothing = cast("Snapshot", None)
-    alarms_found = find_data_alarms(AlarmConfig(dead_groups=0.8), nothing, selection)
-    assert len(alarms_found) == expected
-    assert all(f"{dead} of 10 groups are dead" in sentence for sentence in alarms_found)
+def test_dead_groups_are_told_before_the_next_update(dead: int, expected: int) -> None:
+    sentences = Alarms(AlarmConfig(dead_groups=0.8)).check_data(NO_LAKE, None, dead, 10)
+    assert len(sentences) == expected
+    assert all(f"{dead} of 10 groups are dead" in sentence for sentence in sentences)
 
 
 def test_a_run_without_advantages_has_no_groups() -> None:
-    selection = cast("Any", SimpleNamespace(groups=None, dead_groups=None, source=None))
-    assert find_data_alarms(AlarmConfig(), cast("Snapshot", None), selection) == []
+    assert Alarms(AlarmConfig()).check_data(NO_LAKE, None, None, None) == []
+
+
+def test_an_alarm_of_the_data_lasts_until_the_data_recover_whatever_the_updates_say() -> None:
+    alarms = Alarms(AlarmConfig(entropy=0.1, entropy_share=None, entropy_rise=None))
+    rounds = [alarms.check_data(NO_LAKE, None, 10, 10), alarms.check({"entropy": 1.0})]
+    rounds += [alarms.check_data(NO_LAKE, None, 9, 10), alarms.check({"entropy": 0.01})]
+    assert [len(sentences) for sentences in rounds] == [1, 0, 0, 1]
+    assert alarms.active == {"dead_groups", "entropy"}
+    assert alarms.check_data(NO_LAKE, None, 1, 10) == []
+    assert alarms.active == {"entropy"}
+    assert len(alarms.check_data(NO_LAKE, None, 10, 10)) == 1

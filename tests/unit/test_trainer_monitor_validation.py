@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import ValidationConfig
 from trainer.monitor import Measurement, find_best, should_stop
 
 values = st.one_of(st.integers(0, 6).map(float), st.just(math.nan))
@@ -16,7 +15,7 @@ histories = st.lists(values, max_size=12).map(
 
 
 def stopped(history: list[Measurement], patience: int | None, least: float = 0.0) -> bool:
-    return should_stop(history, ValidationConfig(where="true", patience=patience, min_improvement=least))
+    return should_stop(history, patience, least)
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,7 @@ def _print_result(result: "LoopResult") -> None:
         where = f"in {folder}" if folder.is_dir() else f"and {folder} is gone"
         click.echo(f"best: version {result.best_version}, success {scores.success:.2f}, {where}")
     if not result.optimizer_steps:
-        click.echo(
-            "No round had an update. If no group was live, all siblings of a task scored the same: start from weights "
-            "that solve some of the tasks (train them on traces first), or take easier or harder tasks",
-            err=True,
-        )
+        click.echo("No round had an update; the lines of the rounds and the alarms say why", err=True)
     click.echo(result.weights_sha256)
 
 

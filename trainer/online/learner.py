@@ -151,8 +151,8 @@ class Learner:
         self.backend = backend
         self._folder, self._job, self._say = folder, job, say
         self._loggers = loggers
-        self._alarms = Alarms(trainer.alarms)
-        self._watch = UpdateMonitor(trainer, backend.policy, 1, self._alarms)
+        self.alarms = Alarms(trainer.alarms)
+        self._watch = UpdateMonitor(trainer, backend.policy, 1, self.alarms)
         tokenizer = load_tokenizer(trainer.model)
         store_tokenizer(job, tokenizer)
         self._encoding = compute_engine_encoding(tokenizer)
@@ -182,8 +182,8 @@ class Learner:
             raise CheckpointError(f"checkpoint {folder} is not the one that the table `checkpoints` names; restore it")
         self.version = self.saved_version = row["policy_version"]
         self.optimizer_steps = row["optimizer_step"]
-        self._alarms = Alarms(self._trainer.alarms, dict(state.alarm_figures), set(state.standing_alarms))
-        self._watch = UpdateMonitor(self._trainer, self.backend.policy, 1, self._alarms)
+        self.alarms = Alarms(self._trainer.alarms, dict(state.alarm_figures), set(state.standing_alarms))
+        self._watch = UpdateMonitor(self._trainer, self.backend.policy, 1, self.alarms)
         self._written = [(self.optimizer_steps, folder)]
 
     def score_states(self, number: int, where: str) -> None:
@@ -258,8 +258,8 @@ class Learner:
             plan_hash="",
             snapshot=snapshot,
             config=self._trainer.model_dump(mode="json"),
-            alarm_figures=dict(self._alarms.figures),
-            standing_alarms=sorted(self._alarms.active),
+            alarm_figures=dict(self.alarms.figures),
+            standing_alarms=sorted(self.alarms.active),
         )
         state = save_checkpoint(folder, self.backend, state)
         self._job.write("batches", update.batches)

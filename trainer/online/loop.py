@@ -36,7 +36,7 @@ from pipelines.score.scoring import score_rollouts
 from pipelines.select import Status
 from trainer.data.refusals import Drop
 from trainer.loggers import Logger, log_metrics
-from trainer.monitor import find_best
+from trainer.monitor import find_best, should_stop
 from trainer.online.engines import Engines
 from trainer.online.learner import Learner, Versions
 from trainer.online.rollouts import (
@@ -209,7 +209,7 @@ class OnlineRun:
         refuse_failed(lake, where)
         score_rollouts(lake, loop.score, where)
         select_best(lake, self.run_id, number, where, loop)
-        credit = RoundCredit(None, None, None)
+        credit = RoundCredit(None, None, None, None)
         if self.config.trainer.value is not None:
             with track("estimate the values"):
                 self.learner.score_states(number, where)
@@ -218,6 +218,9 @@ class OnlineRun:
                 seed = self.config.trainer.seed * 1_000_000 + number
                 defaults = None if self.config.trainer.value is None else VALUE_OPTIONS
                 credit = compute_credit(lake, loop.credit, where, seed, defaults)
+            alarms = self.learner.alarms
+            for line in alarms.check_data(lake.snapshot(), credit.credit, credit.dead_groups, credit.groups):
+                self.say(line)
         with track("choose the episodes"):
             selection = select_rollouts(lake, self.run_id, number, where, loop)
         left_out = selection.report.select("filter", "dropped_episodes").rows()
@@ -307,12 +310,8 @@ class OnlineRun:
 
     def _patience_lost(self) -> str | None:
         """Return "patience" if the evaluations so far end the run."""
-        evaluation = self.config.loop.evaluation
-        if evaluation is None or evaluation.patience is None:
-            return None
-        history = self._history()
-        winner = find_best(history, evaluation.min_improvement)
-        is_lost = winner is not None and sum(version > winner[0] for version, _ in history) >= evaluation.patience
+        config = self.config.loop.evaluation
+        is_lost = config and should_stop(self._history(), config.patience, config.min_improvement)
         return "patience" if is_lost else None
 
     def _figures(self, trained: TrainedRound) -> dict[str, float]:

@@ -309,6 +309,8 @@ class RoundCredit:
     live_groups: int | None
     """Number of groups with signal; None for losses without advantages."""
     dead_groups: int | None
+    groups: int | None
+    """All groups, also those without a score."""
 
 
 def compute_credit(
@@ -331,10 +333,10 @@ def compute_credit(
     job_id = report.job_id
     if config.control == "shuffled":
         job_id, _ = shuffle_advantages(lake, job_id, seed)
-    credit = find_credit(lake, ids.to_text(job_id))
+    summary, credit = report.summary, find_credit(lake, ids.to_text(job_id))
     # A lone rollout is a signal to an estimator that compares no siblings.
-    lone_groups = 0 if needs_siblings(estimator) else report.summary.singleton_groups
-    return RoundCredit(credit, report.summary.live_groups + lone_groups, report.summary.dead_groups)
+    lone_groups = 0 if needs_siblings(estimator) else summary.singleton_groups
+    return RoundCredit(credit, summary.live_groups + lone_groups, summary.dead_groups, summary.groups)
 
 
 def select_rollouts(lake: Lake, run: str, number: int, where: str, config: LoopConfig) -> SelectReport:

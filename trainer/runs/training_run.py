@@ -35,7 +35,6 @@ from trainer.monitor import (
     Measurement,
     UpdateMonitor,
     find_best_step,
-    find_data_alarms,
     negative_log_likelihood,
     should_stop,
 )
@@ -176,11 +175,11 @@ class TrainingRun:
         """Do the remaining optimizer steps, or stop early where validation says so; then export the model."""
         config, prepared, backend, state = self.run.config, self.run.prepared, self.run.backend, self.run.state
         first = 0 if state is None else state.optimizer_step
-        notes = prepared.notes
+        notes, data = prepared.notes, prepared.selection
         if backend.ranks.leads:
             store_tokenizer(self.job, load_tokenizer(config.model))
         if first == 0:
-            notes += find_data_alarms(config.alarms, prepared.snapshot, prepared.selection)
+            notes += self.alarms.check_data(prepared.snapshot, data.source, data.dead_groups, data.groups)
         with explain_out_of_memory(config):
             done = first if self._stopped else self._update(first, on_step, evaluate)
         skips = None if backend.scaler is None else backend.scaler.skips
@@ -257,7 +256,7 @@ class TrainingRun:
     @property
     def _stopped(self) -> bool:
         options = self.run.config.validation
-        return options is not None and should_stop(self.history, options)
+        return options is not None and should_stop(self.history, options.patience, options.min_improvement)
 
     def _save(self, done: int) -> None:
         """Write a checkpoint: its folder, then the rows of its updates, then its own row."""
