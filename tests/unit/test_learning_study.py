@@ -273,3 +273,12 @@ def test_the_figures_of_the_guide_are_those_of_the_page() -> None:
     rows = [line for line in GUIDE.read_text().splitlines() if re.search(r"\| \**\d", line)]
     assert len(rows) > len(COMPARED)
     assert [row for row in rows if row not in PAGE.read_text().splitlines()] == []
+
+
+def test_the_program_of_the_guide_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (program, output), *_ = re.findall(r"```python\n(.+?)```\n\n```text\n(.+?)```", GUIDE.read_text(), re.DOTALL)
+    exec(program, {})
+    assert capsys.readouterr().out == output
+    (row,) = re.findall(r"^\| Taxi \| GiGPO \| RLOO \| 10 \| .+\| better .+$", PAGE.read_text(), re.MULTILINE)
+    _, points, interval, p = (cell.strip() for cell in row.split("|")[4:8])
+    assert output == f"{points} points, {interval}, p = {p}\n"

@@ -139,7 +139,7 @@ def fill_config(config: TrainConfig, policy: "PackedPolicy", max_length: int | N
 
     return config.model_copy(
         update={
-            "learning_rate": config.learning_rate or default_learning_rate(policy.num_trained),
+            "learning_rate": config.learning_rate or default_learning_rate(policy.num_trained, config.loss),
             "threads": torch.get_num_threads(),
             "live_only": config.loss.needs.advantages if config.live_only is None else config.live_only,
             "max_length": config.max_length or max_length,
