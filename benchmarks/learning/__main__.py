@@ -73,11 +73,12 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.restore is not None:
         from benchmarks.learning.report import restore_results
 
-        print(f"{restore_results(arguments.restore, arguments.out)} runs restored from {arguments.restore}")
+        print(restore_results(arguments.restore, arguments.out))
     if arguments.report is not None:
         from benchmarks.learning.report import write_report
 
-        write_report(arguments.out, plan, environments, arguments.report)
+        changed = write_report(arguments.out, plan, environments, arguments.report)
+        print(f"{arguments.report}: {changed} of its runs have another outcome than before")
         return
     from benchmarks.learning.runs import remove_run, run_task
     from benchmarks.learning.study import run_study, silence_bars

@@ -12,12 +12,13 @@ import argparse
 import os
 import shutil
 from pathlib import Path
+from typing import Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 import lake
 from benchmarks.learning import exit_plainly
@@ -25,7 +26,10 @@ from benchmarks.learning.arms import ARMS
 from benchmarks.learning.play import play
 from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, Environment
 from benchmarks.learning.start import start_weights
+from lake.errors import UsageError
 from lake.lake import Lake
+from lake.settings import describe_faults
+from lake.storage.atomic import write_atomically
 from pipelines.credit.estimators import find_estimator
 from pipelines.credit.job import run_credit
 
@@ -55,20 +59,21 @@ FROM advantages WHERE job_id = ?
 class Forecast(BaseModel):
     """An estimator on rollouts of the start weights."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     environment: str
-    arm: str
-    agreement: float
+    arm: Literal["grpo", "rloo", "gigpo", "gigpo-step", "hgpo"]
+    """An estimator without a model."""
+    agreement: float = Field(ge=-1, le=1)
     """Correlation between two runs over equal (task, state, action), of advantages minus their mean over the actions of
     the state, weighted by steps."""
-    pairs: int
+    pairs: int = Field(ge=0)
     """Number of (task, state, action) that both runs hold, from states with several actions."""
-    shared: float | None
+    shared: float | None = Field(ge=0, le=1)
     """Share of steps whose state a sibling visited; None for estimators without anchors."""
-    meaningful: float | None
+    meaningful: float | None = Field(ge=0, le=1)
     """Share of steps in such a state with a step advantage that is not 0."""
-    live: float
+    live: float = Field(ge=0, le=1)
     """Share of steps in groups whose siblings did not all score the same."""
 
 
@@ -103,15 +108,30 @@ def forecast(out: Path, environment: Environment) -> list[Forecast]:
 
 def write_forecasts(out: Path, environment: str, rows: list[Forecast]) -> None:
     """Store the diagnostics of an environment."""
-    path = out / "beforehand" / f"{environment}.json"
+    path = _find_file(out, environment)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_FORECASTS.dump_json(rows, indent=1))
+    write_atomically(path, _FORECASTS.dump_json(rows, indent=1))
 
 
 def read_forecasts(out: Path, environment: str) -> list[Forecast]:
-    """Return the stored diagnostics of an environment; none if they were not computed."""
-    path = out / "beforehand" / f"{environment}.json"
-    return _FORECASTS.validate_json(path.read_bytes()) if path.exists() else []
+    """Return the stored diagnostics of an environment; none if they were not computed.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    path = _find_file(out, environment)
+    if not path.exists():
+        return []
+    try:
+        return _FORECASTS.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise UsageError(
+            f"{path} is damaged ({describe_faults(error)}); remove it, and restore or repeat it"
+        ) from error
+
+
+def _find_file(out: Path, environment: str) -> Path:
+    return out / "beforehand" / f"{environment}.json"
 
 
 def _measure(lk: Lake, environment: str, arm: str, job_id: int) -> Forecast:

@@ -147,7 +147,7 @@ def main() -> None:
 def _run(arguments: argparse.Namespace) -> None:
     """Restore results, and do the runs that are missing."""
     if arguments.restore is not None:
-        print(f"{restore_results(arguments.restore, arguments.out)} runs restored from {arguments.restore}")
+        print(restore_results(arguments.restore, arguments.out))
     out = arguments.out / LANGUAGE
     results = Results(out / "results")
     model = start_model(out, ENVIRONMENT, _say)

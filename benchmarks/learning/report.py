@@ -28,6 +28,7 @@ from benchmarks.learning.study import (
 from lake.errors import UsageError
 from lake.read.text_table import count_noun
 from lake.settings import describe_faults
+from lake.storage.atomic import write_atomically
 
 LEAST_SEEDS = 5
 """Fewer are not tested."""
@@ -93,8 +94,13 @@ class Report(BaseModel):
         """Return all runs, of small models first."""
         return [run for environment in self.environments for run in environment.runs] + self.language
 
+    def list_names(self) -> list[str]:
+        """Return the names of all runs, and of the diagnostics before them."""
+        forecasts = [row for environment in self.environments for row in environment.forecasts]
+        return [run.task.name for run in self.list_runs()] + [f"{row.environment}-{row.arm}" for row in forecasts]
 
-def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment], page: Path) -> None:
+
+def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment], page: Path) -> int:
     """Put the tables into a page, and the runs into a JSON file of the same name.
 
     Args:
@@ -103,20 +109,28 @@ def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment]
         environments: environments of the report.
         page: Markdown with both markers.
 
+    Returns:
+        Number of runs that the page held with another outcome.
+
     Raises:
-        UsageError: the page has no markers, or its JSON file holds runs that the folder lacks.
+        UsageError: the page has no markers, or its JSON file holds results that the folder lacks.
     """
     report = collect_report(out, plan, environments)
+    changed = 0
     if page.with_suffix(".json").exists():
-        names = {run.task.name for run in report.list_runs()}
-        lost = sorted({run.task.name for run in read_report(page).list_runs()} - names)
+        stored, kept = read_report(page), report.list_names()
+        lost = [name for name in stored.list_names() if name not in kept]
         if lost:
             raise UsageError(
-                f"{page.with_suffix('.json')} holds {count_noun(len(lost), 'run')} that this report would lose, as "
+                f"{page.with_suffix('.json')} holds {count_noun(len(lost), 'result')} that this report would lose, as "
                 f"{lost[0]}: write all environments, and read them first with --restore {page}"
             )
-    page.write_text(replace_tables(page.read_text(), report))
-    page.with_suffix(".json").write_text(report.model_dump_json(indent=1) + "\n")
+        runs = {run.task.name: run for run in report.list_runs()}
+        changed = sum(not run.repeats(runs[run.task.name]) for run in stored.list_runs())
+    text = replace_tables(page.read_text(), report)
+    write_atomically(page.with_suffix(".json"), report.model_dump_json(indent=1).encode() + b"\n")
+    write_atomically(page, text.encode())
+    return changed
 
 
 def read_report(page: Path) -> Report:
@@ -130,33 +144,40 @@ def read_report(page: Path) -> Report:
         raise UsageError(f"{path} is damaged: {describe_faults(error)}; restore it") from error
 
 
-def restore_results(page: Path, out: Path) -> int:
-    """Write the runs of a page's JSON file into a study's folder, which then runs only what is missing.
+def restore_results(page: Path, out: Path) -> str:
+    """Write what a page's JSON file holds into a study's folder, which then runs only what is missing.
 
     Args:
         page: the page that `write_report` filled.
         out: folder of the study; results that are there stay as they are.
 
     Returns:
-        Number of runs that were written.
+        What was written, and how many results of the folder differ from the page's.
 
     Raises:
-        UsageError: the JSON file is missing or damaged.
+        UsageError: the JSON file is missing or damaged, or a result of the folder is.
     """
     report = read_report(page)
-    runs = [run for environment in report.environments for run in environment.runs]
     for environment in report.environments:
-        if environment.forecasts:
+        if environment.forecasts and not read_forecasts(out, environment.name):
             write_forecasts(out, environment.name, environment.forecasts)
-    return _add_missing(out, runs) + _add_missing(out / LANGUAGE, report.language)
-
-
-def _add_missing(out: Path, runs: Sequence[Result]) -> int:
-    results = Results(out / "results")
-    new = [run for run in runs if results.get(run.task) is None]
-    for run in new:
-        results.add(run)
-    return len(new)
+    small_models = [run for environment in report.environments for run in environment.runs]
+    added, different = 0, []
+    for results, runs in (
+        (Results(out / "results"), small_models),
+        (Results(out / LANGUAGE / "results"), report.language),
+    ):
+        for run in runs:
+            stored = results.get(run.task)
+            if stored is None:
+                results.add(run)
+                added += 1
+            elif not stored.repeats(run):
+                different.append(run.task.name)
+    sentence = f"{added} runs restored from {page}"
+    if different:
+        sentence += f"; {out} keeps its own outcome of {count_noun(len(different), 'run')}, as {different[0]}"
+    return sentence
 
 
 def replace_tables(text: str, report: Report) -> str:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from benchmarks.learning.arms import START
 from lake.errors import UsageError
 from lake.settings import describe_faults
+from lake.storage.atomic import write_atomically
 
 LANGUAGE = "language"
 """Folder in a study's folder: runs of a language model."""
@@ -16,7 +18,7 @@ LANGUAGE = "language"
 class Task(BaseModel):
     """A run: an arm on an environment, with a seed and a learning rate, evaluated on a split it does not train on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     environment: str
     arm: str
@@ -38,36 +40,50 @@ class Task(BaseModel):
 class Round(BaseModel):
     """A round of a run: its rollouts, and the update that they were for."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    tokens: int
+    tokens: int = Field(gt=0)
     """Collected, prompts and answers."""
-    success: float
+    success: float = Field(ge=0, le=1)
     """Share of the rollouts."""
-    live_groups: int
+    live_groups: int = Field(ge=0)
     """Groups whose siblings did not all score the same."""
-    steps: float | None = None
+    steps: float | None = Field(None, ge=0)
     """Mean actions of a rollout."""
-    entropy: float | None = None
+    entropy: float | None = Field(None, ge=0)
     """Of the policy at the first update of the round, in nats per token."""
 
 
 class Result(BaseModel):
     """The outcome of a run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     task: Task
-    successes: int
+    successes: int = Field(ge=0)
     """Of the final weights, on worlds that nobody trained on."""
-    worlds: int
-    cold_successes: int | None = None
+    worlds: int = Field(gt=0)
+    cold_successes: int | None = Field(None, ge=0)
     """The same at `Regime.cold_temperature`, if the run was measured there."""
     rounds: list[Round] = []
-    optimizer_steps: int = 0
-    seconds: float = 0.0
+    """Empty for the start weights."""
+    optimizer_steps: int = Field(0, ge=0)
+    seconds: float = Field(0.0, ge=0)
     """On the clock, other work beside it included."""
-    cpu_seconds: float = 0.0
+    cpu_seconds: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Self:
+        if max(self.successes, self.cold_successes or 0) > self.worlds:
+            raise ValueError(f"more successes than the {self.worlds} worlds")
+        if self.task.arm != START and not self.rounds:
+            raise ValueError("a run has rounds, and only the start weights have none")
+        return self
+
+    def repeats(self, other: Self) -> bool:
+        """Whether another result is the same, except for its seconds."""
+        same_seconds = {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
+        return self == other.model_copy(update=same_seconds)
 
     @property
     def tokens(self) -> int:
@@ -142,6 +158,4 @@ class Results:
         """Store a result; a kill leaves the whole file or none."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{result.task.name}.json"
-        partial = path.with_suffix(".partial")
-        partial.write_text(result.model_dump_json(indent=1) + "\n")
-        partial.replace(path)
+        write_atomically(path, result.model_dump_json(indent=1).encode() + b"\n", sync=False)

@@ -1,5 +1,6 @@
 """The learning study's bookkeeping: what is run and in which order, the gate, its measures, verdicts, and the page."""
 
+import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from benchmarks.ladder.report import BEGIN, END
 from benchmarks.learning import study
 from benchmarks.learning.arms import COMPARED, START
-from benchmarks.learning.beforehand import Forecast, correlate, write_forecasts
+from benchmarks.learning.beforehand import Forecast, correlate, read_forecasts, write_forecasts
 from benchmarks.learning.report import (
     Report,
     build_tables,
@@ -37,6 +38,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "learning.md"
 GUIDE = PAGE.parent / "guides" / "which-estimator.md"
 BEST = dict.fromkeys(PLAN.arms, PLAN.rates[0]) | {"grpo": PLAN.rates[-1]}
 """RLOO is as good at any rate."""
+FORECAST = Forecast(environment="taxi", arm="gigpo", agreement=0.2, pairs=10, shared=None, meaningful=None, live=1.0)
 ROUNDS = [Round(tokens=100, success=0.25, live_groups=4), Round(tokens=300, success=0.75, live_groups=6)]
 
 
@@ -135,26 +137,57 @@ def test_a_damaged_result_and_one_of_another_run_are_refused_by_name(tmp_path: P
     results = run_all(tmp_path)
     task, other = compared_tasks(PLAN, TAXI, results)[:2]
     file, source = (tmp_path / "results" / f"{each.name}.json" for each in (task, other))
-    for content in (b"", b"{}", b"\xff", source.read_bytes()):
+    whole = results.read_ended(task).model_dump(mode="json")
+    impossible = [{"worlds": 0}, {"successes": 201}, {"successes": -1}, {"cold_successes": 201}, {"rounds": []}]
+    changed = [json.dumps(whole | change).encode() for change in impossible]
+    for content in (b"", b"{}", b"\xff", source.read_bytes(), *changed):
         file.write_bytes(content)
         with pytest.raises(UsageError, match=re.escape(str(file))):
             results.missing([task])
 
 
-def test_a_report_loses_no_run_of_the_page(tmp_path: Path) -> None:
+def test_a_report_loses_nothing_of_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}\n{END}\n")
     with pytest.raises(UsageError, match=r"page\.json is missing"):
         restore_results(page, tmp_path)
     run_all(tmp_path)
+    write_forecasts(tmp_path, "taxi", [FORECAST])
     write_report(tmp_path, PLAN, [TAXI], page)
     text, stored = page.read_text(), page.with_suffix(".json").read_text()
-    with pytest.raises(UsageError, match=r"holds .* runs that this report would lose"):
-        write_report(tmp_path / "new", PLAN, [TAXI], page)
+    run_all(tmp_path / "other")
+    for folder, lost in (("new", r"\d+ results"), ("other", "1 result")):
+        with pytest.raises(UsageError, match=f"holds {lost} that this report would lose"):
+            write_report(tmp_path / folder, PLAN, [TAXI], page)
     assert (page.read_text(), page.with_suffix(".json").read_text()) == (text, stored)
     restore_results(page, tmp_path / "new")
-    write_report(tmp_path / "new", PLAN, [TAXI], page)
+    assert write_report(tmp_path / "new", PLAN, [TAXI], page) == 0
     assert page.with_suffix(".json").read_text() == stored
+
+
+def test_results_of_the_folder_stay_and_those_that_differ_from_the_page_are_counted(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    results = run_all(tmp_path)
+    write_forecasts(tmp_path, "taxi", [FORECAST])
+    write_report(tmp_path, PLAN, [TAXI], page)
+    slower, worse = (results.read_ended(task) for task in compared_tasks(PLAN, TAXI, results)[:2])
+    results.add(slower.model_copy(update={"seconds": 99.0}))
+    results.add(worse.model_copy(update={"successes": 1}))
+    own = [FORECAST.model_copy(update={"agreement": 0.5})]
+    write_forecasts(tmp_path, "taxi", own)
+    assert restore_results(page, tmp_path).endswith(f" 1 run, as {worse.task.name}")
+    assert (results.read_ended(worse.task).successes, read_forecasts(tmp_path, "taxi")) == (1, own)
+    assert write_report(tmp_path, PLAN, [TAXI], page) == 1
+
+
+def test_damaged_diagnostics_are_refused_by_name(tmp_path: Path) -> None:
+    write_forecasts(tmp_path, "taxi", [FORECAST])
+    file = tmp_path / "beforehand" / "taxi.json"
+    for content in (b"", file.read_bytes().replace(b"gigpo", b"best"), file.read_bytes().replace(b"0.2", b"7")):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=re.escape(str(file))):
+            read_forecasts(tmp_path, "taxi")
 
 
 def test_the_lake_of_a_run_is_kept_until_its_result_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,12 +276,9 @@ def test_what_is_concluded(tmp_path: Path) -> None:
 def test_agreement_is_ranked_against_success(tmp_path: Path) -> None:
     """GiGPO and RLOO share the best success of `run_all`, GRPO and HGPO the worst."""
     run_all(tmp_path)
-    shown = {"pairs": 10, "shared": None, "meaningful": None, "live": 1.0}
 
     def correlation(agreement: dict[str, float]) -> float | None:
-        forecasts = [
-            Forecast(environment="taxi", arm=arm, agreement=value, **shown) for arm, value in agreement.items()
-        ]
+        forecasts = [FORECAST.model_copy(update={"arm": arm, "agreement": value}) for arm, value in agreement.items()]
         write_forecasts(tmp_path, "taxi", forecasts)
         [environment] = collect_report(tmp_path, PLAN, [TAXI]).environments
         return correlate_forecasts(environment)
