@@ -12,10 +12,10 @@ from lake.errors import TrajlakeError
 
 @contextmanager
 def exit_plainly(program: str) -> Iterator[None]:
-    """End the process with one line, and without a traceback, after a mistake of the user and after Ctrl-C."""
+    """End the process with one line and no traceback after a mistake of the user, a fault of a disk and Ctrl-C."""
     try:
         yield
-    except TrajlakeError as error:
+    except (TrajlakeError, OSError) as error:
         sys.exit(f"{program}: {error}")
     except KeyboardInterrupt:
         sys.exit(f"{program}: interrupted; the same command continues")

@@ -60,8 +60,10 @@ def main() -> None:
     if arguments.arm not in (None, START) and arguments.rate is None:
         parser.error("--arm needs --rate, its learning rate, such as 3e-4")
     for page in (arguments.report, arguments.restore):
-        if page is not None and not page.exists():
-            parser.error(f"{page} does not exist")
+        if page is not None and not page.is_file():
+            parser.error(f"{page} is not a file: name a Markdown page, such as docs/learning.md")
+    if arguments.processes < 1:
+        parser.error(f"--processes is 1 or more, and not {arguments.processes}")
     with exit_plainly(parser.prog):
         _run(arguments)
 

@@ -127,10 +127,18 @@ def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment]
             )
         runs = {run.task.name: run for run in report.list_runs()}
         changed = sum(not run.repeats(runs[run.task.name]) for run in stored.list_runs())
-    text = replace_tables(page.read_text(), report)
+    text = replace_tables(read_page(page), report)
     write_atomically(page.with_suffix(".json"), report.model_dump_json(indent=1).encode() + b"\n")
     write_atomically(page, text.encode())
     return changed
+
+
+def read_page(page: Path) -> str:
+    """Read a page. Raises UsageError: it is no text."""
+    try:
+        return page.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{page} is not a text in UTF-8: name a Markdown page") from error
 
 
 def read_report(page: Path) -> Report:
@@ -181,9 +189,9 @@ def restore_results(page: Path, out: Path) -> str:
 
 
 def replace_tables(text: str, report: Report) -> str:
-    """Return a page with its tables. Raises UsageError: it has no markers."""
-    if BEGIN not in text or END not in text.partition(BEGIN)[2]:
-        raise UsageError(f"the page has no room for the tables: put the lines {BEGIN} and {END} into it")
+    """Return a page with its tables. Raises UsageError: it does not have its two markers once."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or END not in text.partition(BEGIN)[2]:
+        raise UsageError(f"the page has no room for the tables: put the lines {BEGIN} and {END} into it, once")
     head, tail = text.partition(BEGIN)[0], text.partition(BEGIN)[2].partition(END)[2]
     return f"{head}{BEGIN}\n\n{build_tables(report)}\n\n{END}{tail}"
 

@@ -1,5 +1,6 @@
 """Results: a JSON file for each run, so that the study can be stopped and goes on with what is missing."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -29,6 +30,14 @@ class Task(BaseModel):
     """dev: pilots, learning rates and the gate. test: is compared."""
     changes: dict[str, Any] = {}
     """Fields of the regime that a pilot changes."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.arm == START) != (self.learning_rate == 0):
+            raise ValueError("a run has a learning rate above 0, and only the start weights have 0")
+        if not re.fullmatch(r"[\w.=+-]+", self.name):
+            raise ValueError(f"{self.name!r} cannot be the name of a file: valid are letters, digits and . = + - _")
+        return self
 
     @property
     def name(self) -> str:

@@ -47,7 +47,7 @@ def test_nothing_is_said_where_nothing_looks_wrong() -> None:
         ({"singleton_steps": 36}, "36% of the steps are in a state that no other step of their group has"),
         (
             {"live_groups": 4, "dead_groups": 6, "dead_groups_at_score": 5, "dead_score": 0.5},
-            "In 6 of 10 groups all episodes have the same score, so A_E is 0 there; in 5 of them it is 0.5.",
+            "In 6 of 10 groups all episodes have the same score, so A_E is 0 there; in 5 of them the score is 0.5.",
         ),
         (
             {"live_groups": 4, "dead_groups": 0, "singleton_groups": 4, "unscored_groups": 2},

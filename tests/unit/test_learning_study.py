@@ -1,6 +1,7 @@
 """The learning study's bookkeeping: what is run and in which order, the gate, its measures, verdicts, and the page."""
 
 import json
+import math
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from pydantic import ValidationError
 
 from benchmarks.ladder.report import BEGIN, END
 from benchmarks.learning import study
@@ -96,7 +98,7 @@ def test_an_environment_is_compared_only_if_every_arm_gained_enough(tmp_path: Pa
     assert passes_gate(PLAN, TAXI, results) is is_open
     language = Results(tmp_path / LANGUAGE / "results")
     gigpo = Task(environment="slippery-lake", arm="gigpo", seed=2, learning_rate=3e-5, split="test")
-    for task in (gigpo, gigpo.model_copy(update={"arm": START, "changes": {"before": "gigpo"}})):
+    for task in (gigpo, gigpo.model_copy(update={"arm": START, "learning_rate": 0.0, "changes": {"before": "gigpo"}})):
         language.add(end(task))
     report = collect_report(tmp_path, PLAN, [TAXI])
     page = tmp_path / "page.md"
@@ -144,6 +146,17 @@ def test_a_damaged_result_and_one_of_another_run_are_refused_by_name(tmp_path: P
         file.write_bytes(content)
         with pytest.raises(UsageError, match=re.escape(str(file))):
             results.missing([task])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"environment": "../../evil"}, {"changes": {"weighs": "a/b"}}, {"learning_rate": 0}, {"learning_rate": math.inf}],
+)
+def test_a_task_names_a_file_of_its_folder_and_a_run_has_a_rate(change: dict[str, object]) -> None:
+    valid = {"environment": "taxi", "arm": "gigpo", "seed": 0, "learning_rate": 1e-3, "split": "dev"}
+    assert Task.model_validate(valid).name == "taxi-gigpo-0-0.001-dev"
+    with pytest.raises(ValidationError):
+        Task.model_validate(valid | change)
 
 
 def test_a_report_loses_nothing_of_the_page(tmp_path: Path) -> None:
@@ -295,7 +308,7 @@ def test_the_page_is_made_from_the_runs_beside_it() -> None:
     report = Report.model_validate_json(PAGE.with_suffix(".json").read_text())
     assert replace_tables(text, report) == text
     with pytest.raises(UsageError, match="has no room for the tables"):
-        replace_tables("nothing", report)
+        replace_tables(f"{BEGIN}\n{END}\n" * 2, report)
     assert replace_tables(f"before\n{BEGIN}\nof last time\n{END}\nafter\n", report).endswith(f"\n\n{END}\nafter\n")
 
 
