@@ -6,8 +6,10 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from lake.errors import TrajlakeError
+from lake.errors import TrajlakeError, UsageError
+from lake.storage.locks import hold_file_lock
 
 
 @contextmanager
@@ -19,3 +21,13 @@ def exit_plainly(program: str) -> Iterator[None]:
         sys.exit(f"{program}: {error}")
     except KeyboardInterrupt:
         sys.exit(f"{program}: interrupted; the same command continues")
+
+
+@contextmanager
+def hold_folder(out: Path) -> Iterator[None]:
+    """Keep other processes that run something out of a study's folder. Raises UsageError there."""
+    out.mkdir(parents=True, exist_ok=True)
+    with hold_file_lock(out / ".lock", wait=False) as lock:
+        if lock is None:
+            raise UsageError(f"another process runs in {out}: wait until it ends, or choose another --out")
+        yield

@@ -20,7 +20,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.learning import exit_plainly
+from benchmarks.learning import exit_plainly, hold_folder
 from benchmarks.learning.arms import BY_NAME, START
 from benchmarks.learning.results import Results, Task
 from benchmarks.learning.settings import ENVIRONMENTS, SMALL, Regime, StudyPlan
@@ -55,6 +55,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.arm is not None and len(arguments.environment or ()) != 1:
         parser.error("--arm needs one --environment")
+    if arguments.arm is not None and arguments.report is not None:
+        parser.error("--report runs nothing: leave --arm out, or --report")
     if arguments.arm is None and any(getattr(arguments, name) is not None for name in _OF_A_RUN):
         parser.error(f"{', '.join(f'--{name}' for name in _OF_A_RUN)} belong to one run: name its --arm")
     if arguments.arm not in (None, START) and arguments.rate is None:
@@ -87,16 +89,18 @@ def _run(arguments: argparse.Namespace) -> None:
 
     silence_bars()
     if arguments.arm is None:
-        run_study(arguments.out, plan, environments, processes=arguments.processes, say=_say)
+        with hold_folder(arguments.out):
+            run_study(arguments.out, plan, environments, processes=arguments.processes, say=_say)
         return
     changes = plan.changes | _read_change(arguments.change)
     validate(Regime, environments[0].changes | changes, "--change: ")
     run = {"environment": environments[0].name, "arm": arguments.arm, "changes": changes}
     choice = {"seed": arguments.seed or 0, "learning_rate": arguments.rate or 0.0, "split": arguments.split or "test"}
     task = validate(Task, run | choice)
-    result = run_task(arguments.out, task, _say)
-    Results(arguments.out / "pilots").add(result)
-    remove_run(arguments.out, task)
+    with hold_folder(arguments.out):
+        result = run_task(arguments.out, task, _say)
+        Results(arguments.out / "pilots").add(result)
+        remove_run(arguments.out, task)
     print(result.model_dump_json(indent=1))
 
 

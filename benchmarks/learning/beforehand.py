@@ -21,7 +21,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 import lake
-from benchmarks.learning import exit_plainly
+from benchmarks.learning import exit_plainly, hold_folder
 from benchmarks.learning.arms import ARMS
 from benchmarks.learning.play import play
 from benchmarks.learning.settings import ENVIRONMENTS, TUNING_SEEDS, Environment
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the study")
     parser.add_argument("--environment", choices=tuple(ENVIRONMENTS), required=True)
     arguments = parser.parse_args()
-    with exit_plainly(parser.prog):
+    with exit_plainly(parser.prog), hold_folder(arguments.out):
         for row in forecast(arguments.out, ENVIRONMENTS[arguments.environment]):
             print(row.model_dump_json())
 

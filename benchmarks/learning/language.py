@@ -17,7 +17,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lake
-from benchmarks.learning import exit_plainly
+from benchmarks.learning import exit_plainly, hold_folder
 from benchmarks.learning.arms import BY_NAME, START
 from benchmarks.learning.play import TRACES, player_options, record_traces
 from benchmarks.learning.report import restore_results
@@ -150,12 +150,13 @@ def _run(arguments: argparse.Namespace) -> None:
         print(restore_results(arguments.restore, arguments.out))
     out = arguments.out / LANGUAGE
     results = Results(out / "results")
-    model = start_model(out, ENVIRONMENT, _say)
-    for task in results.missing(list_tasks(ENVIRONMENT)):
-        for result in run(out, ENVIRONMENT, task, model, _say):
-            results.add(result)
-            _say(f"{result.task.name}: {result.successes} of {result.worlds}")
-        remove_run(out, task)
+    with hold_folder(out):
+        model = start_model(out, ENVIRONMENT, _say)
+        for task in results.missing(list_tasks(ENVIRONMENT)):
+            for result in run(out, ENVIRONMENT, task, model, _say):
+                results.add(result)
+                _say(f"{result.task.name}: {result.successes} of {result.worlds}")
+            remove_run(out, task)
 
 
 def _say(line: str) -> None:

@@ -116,8 +116,9 @@ def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment]
         UsageError: the page has no markers, or its JSON file holds results that the folder lacks.
     """
     report = collect_report(out, plan, environments)
+    text = replace_tables(read_page(page), report)
     changed = 0
-    if page.with_suffix(".json").exists():
+    if page.with_suffix(".json").exists() or _has_tables(page):
         stored, kept = read_report(page), report.list_names()
         lost = [name for name in stored.list_names() if name not in kept]
         if lost:
@@ -127,10 +128,13 @@ def write_report(out: Path, plan: StudyPlan, environments: Sequence[Environment]
             )
         runs = {run.task.name: run for run in report.list_runs()}
         changed = sum(not run.repeats(runs[run.task.name]) for run in stored.list_runs())
-    text = replace_tables(read_page(page), report)
     write_atomically(page.with_suffix(".json"), report.model_dump_json(indent=1).encode() + b"\n")
     write_atomically(page, text.encode())
     return changed
+
+
+def _has_tables(page: Path) -> bool:
+    return "|" in read_page(page).partition(BEGIN)[2].partition(END)[0]
 
 
 def read_page(page: Path) -> str:
@@ -145,7 +149,7 @@ def read_report(page: Path) -> Report:
     """Read the JSON file beside a page. Raises UsageError: it is missing or damaged."""
     path = page.with_suffix(".json")
     if not path.exists():
-        raise UsageError(f"{path} is missing: --report writes it beside the page")
+        raise UsageError(f"{path} is missing, which holds the runs of the page: restore it beside {page.name}")
     try:
         return Report.model_validate_json(path.read_bytes())
     except ValidationError as error:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.ladder.report import BEGIN, END
-from benchmarks.learning import study
+from benchmarks.learning import hold_folder, study
 from benchmarks.learning.arms import COMPARED, START
 from benchmarks.learning.beforehand import Forecast, correlate, read_forecasts, write_forecasts
 from benchmarks.learning.report import (
@@ -173,6 +173,10 @@ def test_a_report_loses_nothing_of_the_page(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"holds {lost} that this report would lose"):
             write_report(tmp_path / folder, PLAN, [TAXI], page)
     assert (page.read_text(), page.with_suffix(".json").read_text()) == (text, stored)
+    alone = tmp_path / "alone.md"
+    alone.write_text(text)
+    with pytest.raises(UsageError, match=r"alone\.json is missing"):
+        write_report(tmp_path / "new", PLAN, [TAXI], alone)
     restore_results(page, tmp_path / "new")
     assert write_report(tmp_path / "new", PLAN, [TAXI], page) == 0
     assert page.with_suffix(".json").read_text() == stored
@@ -192,6 +196,13 @@ def test_results_of_the_folder_stay_and_those_that_differ_from_the_page_are_coun
     assert restore_results(page, tmp_path).endswith(f" 1 run, as {worse.task.name}")
     assert (results.read_ended(worse.task).successes, read_forecasts(tmp_path, "taxi")) == (1, own)
     assert write_report(tmp_path, PLAN, [TAXI], page) == 1
+
+
+def test_two_processes_do_not_run_in_one_folder(tmp_path: Path) -> None:
+    with hold_folder(tmp_path / "study"), pytest.raises(UsageError, match="another process runs in"):
+        hold_folder(tmp_path / "study").__enter__()
+    with hold_folder(tmp_path / "study"):
+        pass
 
 
 def test_damaged_diagnostics_are_refused_by_name(tmp_path: Path) -> None:
