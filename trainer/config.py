@@ -232,7 +232,7 @@ class TrainConfig(FrozenModel):
     """Longest sequence in tokens; a longer one is cut at the last step that fits. None fits the data: the longest of
     the selected episodes' sequences, at most what the model was made for (max_position_embeddings)."""
     learning_rate: float | None = Field(None, gt=0, le=1e30)
-    """Peak learning rate; None chooses it from the loss and the number of parameters (`default_learning_rate`)."""
+    """Peak learning rate; None chooses it from the loss and the number of parameters (`peak_learning_rate`)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW's constants."""
     schedule: ScheduleConfig = ScheduleConfig()

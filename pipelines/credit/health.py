@@ -135,8 +135,8 @@ class CreditDiagnosis(CreditSummary):
         if scored_groups and self.dead_groups > MOSTLY * scored_groups:
             lines.append(
                 f"In {self.dead_groups} of {scored_groups} groups all episodes have the same score, so A_E is 0 there; "
-                f"in {self.dead_groups_at_score} of them the score is {self.dead_score:g}. Easier or harder tasks, more "
-                "siblings or a finer score would tell more: `trajlake score FILE.py:FUNCTION --lake LAKE`"
+                f"in {self.dead_groups_at_score} of them the score is {self.dead_score:g}. Easier or harder tasks, "
+                "more siblings or a finer score would tell more: `trajlake score FILE.py:FUNCTION --lake LAKE`"
             )
         if self.steps and self.undefined_steps > MOSTLY * self.steps:
             lines.append(

@@ -2,12 +2,8 @@
 
 import pytest
 
-from trainer.config import ScheduleConfig
-from trainer.losses.cispo import CISPO
-from trainer.losses.gspo import GSPO
-from trainer.losses.ppo import PPO
-from trainer.losses.sft import SFT
-from trainer.runs.factories import default_learning_rate, learning_rate
+from trainer.config import ScheduleConfig, TrainConfig
+from trainer.runs.factories import learning_rate, peak_learning_rate
 
 
 def rates(total: int, **options: object) -> list[float]:
@@ -40,7 +36,11 @@ def test_a_run_of_one_step_trains_at_the_peak(shape: str) -> None:
 
 
 def test_default_falls_with_size_and_is_lower_for_a_loss_with_ratios() -> None:
-    sizes = [10_000, 1_000_000, 30_000_000, 300_000_000, 8_000_000_000]
-    assert [default_learning_rate(size, SFT()) for size in sizes] == [3e-3, 1e-3, 1e-4, 1e-5, 1e-5]
-    for loss in (PPO(), GSPO(), CISPO()):
-        assert [default_learning_rate(size, loss) for size in sizes] == [3e-4, 3e-4, 1e-4, 1e-5, 1e-5]
+    def peaks(loss: str, rate: float | None = None) -> list[float]:
+        config = TrainConfig(model="model", loss=loss, learning_rate=rate)
+        return [peak_learning_rate(config, size) for size in (10_000, 1_000_000, 30_000_000, 300_000_000, 10**10)]
+
+    assert peaks("sft") == [3e-3, 1e-3, 1e-4, 1e-5, 1e-5]
+    for loss in ("ppo", "gspo", "cispo"):
+        assert peaks(loss) == [3e-4, 3e-4, 1e-4, 1e-5, 1e-5]
+    assert peaks("ppo", 2e-3) == [2e-3] * 5

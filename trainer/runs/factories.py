@@ -24,11 +24,9 @@ from collections.abc import Callable
 from trainer.backends.base import FrozenPolicy, PolicyBackend, SingleDevice
 from trainer.backends.ranks import ALONE, Ranks
 from trainer.config import ScheduleConfig, TrainConfig
-from trainer.losses.base import Loss
 from trainer.policy.model import PackedPolicy, build_policy, load_policy
 
 _DEFAULTS = ((1_000_000, 3e-3), (30_000_000, 1e-3), (300_000_000, 1e-4))
-_MOST_WITH_RATIOS = 3e-4
 
 
 def learning_rate(step: int, total_steps: int, peak: float, config: ScheduleConfig) -> float:
@@ -47,14 +45,14 @@ def learning_rate(step: int, total_steps: int, peak: float, config: ScheduleConf
     return peak * (config.final_fraction + (1 - config.final_fraction) * fall)
 
 
-def default_learning_rate(num_parameters: int, loss: Loss) -> float:
-    """Return a peak for a model's size: 3e-3 below 1 M parameters, 1e-3 below 30 M, 1e-4 below 300 M, then 1e-5.
+def peak_learning_rate(config: TrainConfig, num_parameters: int) -> float:
+    """Return the configured peak, or else 3e-3 below 1 M parameters, 1e-3 below 30 M, 1e-4 below 300 M, then 1e-5.
 
-    A loss with ratios gets at most 3e-4: at 3e-3 such losses lost what models of .16 M knew (docs/learning.md).
-    The other numbers are habits, not results.
+    Losses with ratios default to at most 3e-4: at 3e-3 they lost what models of .16 M knew (docs/learning.md). The
+    other defaults are habits, not results.
     """
     rate = next((rate for limit, rate in _DEFAULTS if num_parameters < limit), 1e-5)
-    return min(rate, _MOST_WITH_RATIOS) if loss.needs.behaviour_logprobs else rate
+    return config.learning_rate or (min(rate, 3e-4) if config.loss.needs.behaviour_logprobs else rate)
 
 
 def make_backend(config: TrainConfig, ranks: Ranks = ALONE, policy: PackedPolicy | None = None) -> PolicyBackend:
@@ -96,9 +94,6 @@ def make_reference(config: TrainConfig, ranks: Ranks = ALONE) -> FrozenPolicy:
 
 
 def make_schedule(config: TrainConfig, total_steps: int, num_parameters: int = 0) -> Callable[[int], float]:
-    """Return the learning rate as a function of the optimizer step: warm-up, then cosine, linear or constant.
-
-    The loss and the number of parameters decide the peak where the configuration does not.
-    """
-    peak = config.learning_rate or default_learning_rate(num_parameters, config.loss)
+    """Return the learning rate as a function of the optimizer step: warm-up, then cosine, linear or constant."""
+    peak = peak_learning_rate(config, num_parameters)
     return lambda step: learning_rate(step, total_steps, peak, config.schedule)

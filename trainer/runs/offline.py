@@ -135,11 +135,11 @@ def fill_config(config: TrainConfig, policy: "PackedPolicy", max_length: int | N
     """
     import torch
 
-    from trainer.runs.factories import default_learning_rate
+    from trainer.runs.factories import peak_learning_rate
 
     return config.model_copy(
         update={
-            "learning_rate": config.learning_rate or default_learning_rate(policy.num_trained, config.loss),
+            "learning_rate": peak_learning_rate(config, policy.num_trained),
             "threads": torch.get_num_threads(),
             "live_only": config.loss.needs.advantages if config.live_only is None else config.live_only,
             "max_length": config.max_length or max_length,
