@@ -149,7 +149,7 @@ def read_report(page: Path) -> Report:
     """Read the JSON file beside a page. Raises UsageError: it is missing or damaged."""
     path = page.with_suffix(".json")
     if not path.exists():
-        raise UsageError(f"{path} is missing, which holds the runs of the page: restore it beside {page.name}")
+        raise UsageError(f"{path} is missing; it holds the runs of {page.name}: restore it")
     try:
         return Report.model_validate_json(path.read_bytes())
     except ValidationError as error:

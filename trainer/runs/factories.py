@@ -48,7 +48,7 @@ def learning_rate(step: int, total_steps: int, peak: float, config: ScheduleConf
 def peak_learning_rate(config: TrainConfig, num_parameters: int) -> float:
     """Return the configured peak, or else 3e-3 below 1 M parameters, 1e-3 below 30 M, 1e-4 below 300 M, then 1e-5.
 
-    Losses with ratios default to at most 3e-4: at 3e-3 they lost what models of .16 M knew (docs/learning.md). The
+    Losses with ratios default to at most 3e-4. At 3e-3 models of .16 M lost Taxi and DoorKey (docs/learning.md). The
     other defaults are habits, not results.
     """
     rate = next((rate for limit, rate in _DEFAULTS if num_parameters < limit), 1e-5)
